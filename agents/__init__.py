@@ -1,0 +1,1 @@
+"""What to try next: planner and merger. Plain Python."""

@@ -1,0 +1,1 @@
+"""What was proven: tricks, with the evaluations that prove them."""

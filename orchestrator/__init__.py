@@ -1,0 +1,1 @@
+"""Who runs where: the command line, the run folder, the main job."""

@@ -1,0 +1,76 @@
+"""Implementations and candidates: what can be judged. Identity is content; names and authors stand outside it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from sandbox.errors import RecordError
+from sandbox.plan import Plan
+from sandbox.records import Frozen, content_hash
+
+Target = Literal["cpu", "cuda"]
+Knob = int
+
+
+class Implementation(Frozen):
+    """Source of one stage kind for one target, with its knobs set."""
+
+    name: str
+    kind: str
+    target: Target
+    source: str
+    knobs: dict[str, Knob] = {}
+    shardings: tuple[str, ...] = ("*",)
+    numerics: str = ""
+    oracle: bool = False
+    author: str = ""
+
+    @property
+    def id(self) -> str:
+        """Hash of everything that changes behaviour."""
+        return content_hash({"kind": self.kind, "target": self.target, "source": self.source, "knobs": self.knobs})
+
+    def accepts(self, sharding: str) -> bool:
+        """Whether it can run under this sharding."""
+        return "*" in self.shardings or sharding in self.shardings
+
+    def with_knobs(self, **knobs: Knob) -> Implementation:
+        """The same source with other knob values; an unknown knob is an error."""
+        unknown = set(knobs) - set(self.knobs)
+        if unknown:
+            raise RecordError(f"implementation '{self.name}' has no knob {sorted(unknown)}; it has {sorted(self.knobs)}")
+        return self.model_copy(update={"knobs": {**self.knobs, **knobs}})
+
+
+class Candidate(Frozen):
+    """Anything the judge can evaluate: one stage alone, or a whole step.
+
+    `source` is one translation unit with the step ABI. `implementations` (kind or node -> id) and `plan_id` say what a
+    megakernel was assembled from; `knobs` and `flags` are part of the identity because they change behaviour."""
+
+    role: Literal["stage", "solution"]
+    target: Target
+    source: str = Field(min_length=1)
+    flags: tuple[str, ...] = ()
+    threads: int = Field(default=0, ge=0)  # 0: the judge's default
+    node: str = ""  # of a stage candidate: which stage of the problem's graph it claims to compute
+    plan: Plan | None = None
+    implementations: dict[str, str] = {}
+    name: str = ""
+    author: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Candidate:
+        if (self.role == "stage") != bool(self.node):
+            raise RecordError("a stage candidate names its node, a solution names none")
+        return self
+
+    @property
+    def id(self) -> str:
+        """Hash of everything that changes behaviour; name, author and provenance stay outside."""
+        return content_hash(
+            {"role": self.role, "target": self.target, "source": self.source, "flags": list(self.flags),
+             "threads": self.threads, "node": self.node}
+        )  # fmt: skip

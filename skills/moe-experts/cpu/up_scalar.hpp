@@ -1,0 +1,25 @@
+// expert_up, the oracle: act[j] = silu(g_j) * u_j as plain float loops over the canonical order.
+template <class C>
+struct Stage {
+    using Ports = typename C::Ports;
+    using Page = PlainPage<C::K, C::N, C::SEGMENTS>;
+    struct Regs {};
+    static constexpr int kPages = 1;
+    static constexpr size_t kPageBytes = Page::kBytes;
+    static constexpr size_t kScratchBytes = 0;
+
+    static const char* pack(const kb::Unit& u, std::byte* dst) { return Page::pack(u, dst); }
+    static void unpack(const std::byte* unit, float* w) { Page::unpack(unit, w); }
+    static void begin(kb::Team, const kb::Launch&, int, const Ports&, Regs&, std::byte*) {}
+    static void consume(kb::Team, const kb::Launch&, int, int, const std::byte* data, const Ports& p, Regs&, std::byte*) {
+        for (int n = 0; n < C::N / 2; ++n) {
+            float gate = 0.0f, up = 0.0f;
+            for (int k = 0; k < C::K; ++k) {
+                gate += float(p.x[size_t(k)]) * Page::at(data, k, n);
+                up += float(p.x[size_t(k)]) * Page::at(data, k, C::N / 2 + n);
+            }
+            p.act.put(size_t(n), gate / (1.0f + std::exp(-gate)) * up);
+        }
+    }
+    static void finish(kb::Team, const kb::Launch&, int, const Ports&, Regs&, std::byte*) {}
+};
