@@ -17,6 +17,7 @@ UnavailableError
 The judge turns the Compile* and Child* exceptions into statuses of an Evaluation; they never leave it.
 """
 
+# ruff: noqa: N818 - these are named after what happened, as the statuses of an Evaluation are
 from __future__ import annotations
 
 from sandbox.errors import KernelbraidError, UnavailableError

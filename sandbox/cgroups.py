@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -92,8 +93,12 @@ class Cgroup:
                 limit = "memory.max" if self.unified else "memory.limit_in_bytes"
                 (self.memory / limit).write_text(str(memory_bytes))
                 # no swap beside the limit; absent where the kernel does not account swap
-                swap = ("memory.swap.max", "0") if self.unified else ("memory.memsw.limit_in_bytes", memory_bytes)
-                for file, value in (swap, ("memory.oom.group", "1")):
+                extras = {
+                    "memory.swap.max": 0,
+                    "memory.memsw.limit_in_bytes": memory_bytes,
+                    "memory.oom.group": 1,
+                }
+                for file, value in extras.items():
                     if (self.memory / file).exists():
                         (self.memory / file).write_text(str(value))
             if self.pids:
@@ -125,7 +130,8 @@ class Cgroup:
 
     def oom_kills(self) -> int:
         """How many processes the kernel ended for memory."""
-        return self._counter(self.memory, "memory.events" if self.unified else "memory.oom_control", "oom_kill")
+        file = "memory.events" if self.unified else "memory.oom_control"
+        return self._counter(self.memory, file, "oom_kill")
 
     def fork_refusals(self) -> int:
         """How many forks or thread starts were refused."""
@@ -147,7 +153,8 @@ class Cgroup:
 
     def kill(self) -> bool:
         """End every member; True when none is left."""
-        return all([kill_members(folder) for folder in self.folders])
+        emptied = [kill_members(folder) for folder in self.folders]
+        return all(emptied)
 
     def close(self) -> None:
         """Remove the groups; they must be empty (call kill first)."""
@@ -165,15 +172,11 @@ def members(folder: Path) -> set[int]:
 
 def kill_members(folder: Path, seconds: float = 5.0) -> bool:
     """SIGKILL all of a group until none is left. True if it is empty at the end."""
-    try:
+    with contextlib.suppress(OSError):
         (folder / "cgroup.kill").write_text("1")
-    except OSError:
-        pass
     if members(folder):
-        try:
+        with contextlib.suppress(OSError):
             (folder / "pids.max").write_text("0")  # no new members while we walk through them
-        except OSError:
-            pass
     deadline = time.monotonic() + seconds
     pause = 0.0005
     while seen := members(folder):
@@ -187,10 +190,8 @@ def kill_members(folder: Path, seconds: float = 5.0) -> bool:
         still = members(folder)
         for pid, handle in handles:
             if pid in still:
-                try:
+                with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
-                except OSError:
-                    pass
             os.close(handle)
         if time.monotonic() > deadline:
             return not members(folder)

@@ -1,14 +1,14 @@
 """The program that runs in the box and calls one candidate library. Standard library only.
 
-Started as `python -I -S child.py`. It reads one JSON object per line on stdin and answers each with one line on the
-original stdout, which it moves away before candidate code is loaded: what a candidate prints goes to the log.
+Its `main` runs under `python -I -S`. It reads one JSON object per line on stdin and answers each with one line on
+the original stdout, which it moves away before candidate code is loaded: what a candidate prints goes to the log.
 It maps bytes to bytes. It knows no expected value, and its own clock is only an estimate.
 
 Commands (fields; answer fields besides "ok"):
   load      so, weights: [safetensors], threads, cpus: [int]|null, max_position        seconds
-  prepare   slot, case: safetensors, outputs: {name: bytes}, junk_seed, capacity_pad: {name: extra bytes}   bytes
-  run       slot, steps, position, feed: {output: input}, set: {name: base64}, stop_after      ns, digest
-  collect   slot, path                                                                 overruns, bytes
+  prepare   slot, case: safetensors, outputs: {name: bytes}, junk_seed, capacity_pad: {name: bytes}   bytes
+  run       slot, steps, position, feed: {output: input}, set: {name: base64}, stop_after     ns, digest
+  collect   slot, path                                                                overruns, bytes
   dump      tensors: {name: bytes}, path        stamps (ns)        describe (text)        dispatches (count)
   read_pass position, variant, repeats (ns)     pairs slot, position, repeats, variant (step, read: ns)
   evict     bytes                               quit
@@ -21,13 +21,9 @@ from __future__ import annotations
 import binascii
 import ctypes
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
-
-if __name__ == "__main__":  # isolated mode leaves the program's own folder off the path
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from sandbox.child_memory import Misused, Refused, Slot, TensorFile, evict_caches, view, write_tensors
 from sandbox.child_serving import Channel, Reply, handlers_of, serve
@@ -271,5 +267,6 @@ class Candidate:
         return {"bye": True}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve until the parent says quit."""
     serve(Channel(), handlers_of(Candidate()), {"kind": "library"})

@@ -1,13 +1,14 @@
 """Memory and files of a child: mapped safetensors, guarded regions, slots. Standard library only."""
 
+# ruff: noqa: N818, PTH123 - named after what happened; pathlib would slow the start of every child
 from __future__ import annotations
 
 import ctypes
 import json
 import os
-import random
 import struct
 from _blake2 import blake2b
+from _random import Random
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -75,7 +76,9 @@ class TensorFile:
             begin, end = entry["data_offsets"]
             if not 0 <= begin <= end <= self.size - start:
                 raise Refused(f"{path}: tensor {name} lies outside the file")
-            self.tensors[name] = Stored(entry["dtype"], entry["shape"], self.address + start + begin, end - begin)
+            self.tensors[name] = Stored(
+                entry["dtype"], entry["shape"], self.address + start + begin, end - begin
+            )
 
     def close(self) -> None:
         """Unmap; the addresses in `tensors` die."""
@@ -84,12 +87,13 @@ class TensorFile:
 
 def junk(seed: int, nbytes: int) -> bytes:
     """Plausible leftovers: read as bf16 or f32, values of about 0.06 to 0.5 of either sign."""
-    source = random.Random(seed)
+    source = Random(seed)
     high = bytes((0x3D, 0x3E, 0xBD, 0xBE)[value & 3] for value in range(256))
     half = (nbytes + 1) // 2
     filled = bytearray(2 * half)
-    filled[0::2] = source.randbytes(half)
-    filled[1::2] = source.randbytes(half).translate(high)
+    if half:
+        filled[0::2] = source.getrandbits(8 * half).to_bytes(half, "little")
+        filled[1::2] = source.getrandbits(8 * half).to_bytes(half, "little").translate(high)
     return bytes(filled[:nbytes])
 
 
@@ -99,7 +103,7 @@ class Region:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.room = max(1, -(-nbytes // _PAGE)) * _PAGE
-        before = (1 + random.SystemRandom().randrange(64)) * _PAGE
+        before = (1 + os.urandom(1)[0] % 64) * _PAGE
         self._total = before + self.room + _PAGE
         self._base = _map(self._total, 0)
         self.address = self._base + before

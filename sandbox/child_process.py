@@ -1,44 +1,36 @@
-"""The parent's side of a child: start it in a box, speak the protocol, time it from outside, name how it fails.
+"""The parent's side of a child: start it in a box, give it work, time it from outside, take its bytes.
 
-    with ChildProcess.for_library(walls, limits, library=so, weights=[path]) as child:
-        child.load(threads=2, max_position=2048)
-        child.prepare("a", case_bytes, outputs={"hidden": 4608}, junk_seed=7)
-        times = child.run_chain("a", steps=8, position=2048, feed={"hidden": "token"}, fresh={"token": token_bytes})
-        tensors = child.collect("a")
+with ChildProcess.for_library(walls, limits, library=so, weights=[path]) as child:
+    child.load(threads=2, max_position=2048)
+    child.prepare("a", case_bytes, outputs={"hidden": 4608}, junk_seed=7)
+    times = child.run_chain("a", steps=8, position=2048, feed={"hidden": "token"}, fresh={"token": token})
+    tensors = child.collect("a")
 """
 
 from __future__ import annotations
 
 import binascii
-import json
-import os
+import functools
+import py_compile
 import secrets
-import select
-import struct
-import time
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
+from importlib.util import cache_from_source
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self
 
-from sandbox.box_errors import (
-    BoxError,
-    ChildCrashed,
-    ChildError,
-    ChildHung,
-    ChildLimit,
-    ChildProtocolError,
-    ChildRefused,
-)
-from sandbox.isolation import Box, BoxReport, Limits, Pump, open_box, python_command
-from sandbox.walls import Walls
+from sandbox.box_errors import BoxError, ChildProtocolError
+from sandbox.box_python import open_to_all, python_command
+from sandbox.child_wire import Wire
+from sandbox.isolation import Box, BoxReport, Limits, open_box
+from sandbox.raw_tensors import RawTensor, parse_tensors
+from sandbox.walls import Level, Walls
 
-_HELLO = "kernelbraid-child-1"
 _HERE = Path(__file__).resolve().parent
 _SOURCES = ("child.py", "child_memory.py", "child_serving.py", "torch_child.py")
-_MAX_REPLY = 16 << 20
 _HEADER_ROOM = 4 << 20
 
 
@@ -52,75 +44,55 @@ class ChainTimes:
 
 
 @dataclass(frozen=True)
-class RawTensor:
-    """Bytes from the child, with the dtype (safetensors name) and shape they were asked for with."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
-
-
-@dataclass(frozen=True)
 class Collected:
-    """`outputs`: per name one entry per step. `tensors`: all bound tensors. `overruns`: written past their end."""
+    """`outputs`: one entry per step. `tensors`: all that were bound. `overruns`: those written past their end."""
 
     outputs: dict[str, list[memoryview]]
     tensors: dict[str, RawTensor]
     overruns: tuple[str, ...]
 
 
-def parse_tensors(data: bytes | memoryview) -> dict[str, RawTensor]:
-    """Read a safetensors file that nobody vouches for. Raises ChildProtocolError if it is not sound."""
-    whole = memoryview(data).cast("B")
-    try:
-        (length,) = struct.unpack("<Q", whole[:8])
-        header = json.loads(bytes(whole[8 : 8 + length]))
-        body, found = whole[8 + length :], {}
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = (int(offset) for offset in entry["data_offsets"])
-            if not 0 <= begin <= end <= len(body):
-                raise ValueError(f"tensor {name} lies outside the file")
-            shape = tuple(int(size) for size in entry["shape"])
-            found[str(name)] = RawTensor(str(entry["dtype"]), shape, body[begin:end])
-        return found
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
-        raise ChildProtocolError(f"the tensor file is not sound: {error}") from error
+@functools.cache
+def _compiled(name: str) -> bytes:
+    """Bytecode of a source of this package (saves 10 ms a start); another Python in the box ignores it."""
+    with tempfile.TemporaryDirectory(prefix="kernelbraid-pyc-") as folder:
+        made = Path(folder) / "made.pyc"
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(_HERE / name), str(made), doraise=True, invalidation_mode=mode)
+        return made.read_bytes()
 
 
 class ChildProcess:
-    """A program in a box that speaks the protocol. Any failure but a refusal ends it; it is not used again."""
+    """A program in a box that speaks the protocol. Any failure but a refusal ends it for good."""
 
     def __init__(
         self,
         walls: Walls,
         limits: Limits,
         *,
-        program: str = "child.py",
+        program: str = "child",
         packages: bool = False,
-        arguments: Sequence[str] = (),
+        command: Sequence[str] | None = None,
         readonly: Sequence[tuple[Path, str]] = (),
         environment: Mapping[str, str] | None = None,
         scratch: Path | None = None,
         devices: Sequence[Path] = (),
         start_timeout_s: float = 30.0,
     ) -> None:
-        """program: a file of this package, run with isolated flags; packages: with the virtual environment.
+        """program: a module of this package whose main() serves; packages: with the virtual environment.
 
-        readonly, environment, scratch, devices: see Box. The folders of `readonly` are what the child can read.
+        command: instead of it, the whole command line of any trusted program that speaks the protocol.
+        readonly, environment, scratch, devices: see Box. wall_s of the limits spans the child's whole life, and
+        cpu_s all its threads.
         """
         python, binds = python_command(walls, packages=packages)
-        self._box: Box = open_box(limits, walls, [*binds, *readonly], scratch, environment, devices)
+        self._wire = Wire(open_box(limits, walls, [*binds, *readonly], scratch, environment, devices))
         self._start_timeout_s = start_timeout_s
-        self._flags = ["-I"] if packages else ["-I", "-S"]
-        self._python, self._program, self._arguments = python, program, list(arguments)
-        self._log: Pump | None = None
-        self._rest = b""
+        self._python = [python, "-I"] if packages else [python, "-I", "-S"]
+        self._program, self._command = program, command
         self._cases: dict[str, tuple[dict[str, RawTensor], dict[str, int], dict[str, int]]] = {}
         self._digests: dict[str, tuple[str, int]] = {}
         self._files = 0
-        self.hello: dict[str, Any] = {}
         self.library: Path | None = None
         self.weights: list[Path] = []
 
@@ -128,7 +100,7 @@ class ChildProcess:
     def for_library(
         cls, walls: Walls, limits: Limits, *, library: Path, weights: Sequence[Path] = (), **options: Any
     ) -> ChildProcess:
-        """A child for one compiled candidate; library and weights are shown to it read-only. Then call `load`."""
+        """A child for one compiled candidate; library and weights are read-only to it. Then call `load`."""
         shown = [library, *weights]
         binds = [(path, f"/data/{number}/{path.name}") for number, path in enumerate(shown)]
         child = cls(walls, limits, readonly=[*binds, *options.pop("readonly", ())], **options)
@@ -137,7 +109,14 @@ class ChildProcess:
 
     @classmethod
     def for_torch(
-        cls, walls: Walls, limits: Limits, *, problem: Path, weights: Sequence[Path], threads: int, **options: Any
+        cls,
+        walls: Walls,
+        limits: Limits,
+        *,
+        problem: Path,
+        weights: Sequence[Path],
+        threads: int,
+        **options: Any,
     ) -> ChildProcess:
         """A child for a trusted PyTorch implementation from a problem package. Then call `load_torch`."""
         binds = [(problem, f"/problems/{problem.name}")]
@@ -145,14 +124,20 @@ class ChildProcess:
         environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
         environment.update(options.pop("environment", None) or {})
         child = cls(
-            walls, limits, program="torch_child.py", packages=True, readonly=binds, environment=environment, **options
+            walls,
+            limits,
+            program="torch_child",
+            packages=True,
+            readonly=binds,
+            environment=environment,
+            **options,
         )
         child.weights = list(weights)
         return child
 
     def __enter__(self) -> Self:
         try:
-            self._start()
+            self._wire.start(self._command or self._own_command(), self._start_timeout_s)
         except BaseException:
             self.close()
             raise
@@ -165,142 +150,44 @@ class ChildProcess:
 
     def close(self) -> None:
         """End the child and all it started, and remove its box."""
-        self._box.close()
-        if self._log is not None:
-            self._log.join()
+        self._wire.close()
 
-    def _start(self) -> None:
-        package = self._box.inbox / "kb" / "sandbox"
-        package.mkdir(parents=True)
+    def _own_command(self) -> list[str]:
+        """Our program, put into the inbox together with its bytecode."""
         for name in _SOURCES:
-            (package / name).write_bytes((_HERE / name).read_bytes())
-        program = self._box.inside(package / self._program)
-        process = self._box.popen([self._python, *self._flags, program, *self._arguments], stdin=True)
-        assert process.stdin and process.stdout and process.stderr
-        self._commands, self._replies = process.stdin.fileno(), process.stdout.fileno()
-        limits = self._box.limits
-        self._log = Pump(process.stderr.fileno(), limits.output_bytes, lambda: self._box.kill("output"))
-        os.set_blocking(self._replies, False)
-        os.set_blocking(self._commands, False)
-        self.hello = self._parsed(self._line("start", self._start_timeout_s))
-        if self.hello.get("hello") != _HELLO:
-            raise self._broken(f"the child greets with {str(self.hello)[:200]}, not {_HELLO}")
+            self.box.put(f"kb/sandbox/{name}", (_HERE / name).read_bytes())
+            self.box.put(cache_from_source(f"kb/sandbox/{name}"), _compiled(name))
+        path = self.box.inside(self.box.inbox / "kb")
+        start = f"import sys; sys.path.insert(0, {path!r}); from sandbox.{self._program} import main; main()"
+        return [*self._python, "-c", start]
+
+    @property
+    def box(self) -> Box:
+        return self._wire.box
+
+    @property
+    def hello(self) -> dict[str, Any]:
+        """The child's greeting."""
+        return self._wire.hello
 
     @property
     def log(self) -> str:
         """What the child printed so far: the first and the last part of it."""
-        return self._log.bytes().decode(errors="replace") if self._log else ""
-
-    @property
-    def box(self) -> Box:
-        return self._box
+        return self._wire.log
 
     def report(self) -> BoxReport:
-        """How the child ended, or what it has used so far."""
-        return self._box.report()
-
-    # --- the wire
-
-    def _broken(self, message: str) -> ChildProtocolError:
-        self._box.kill()
-        return ChildProtocolError(message, self.log)
-
-    def _ended(self) -> ChildError | BoxError:
-        """Why the pipe closed."""
-        by_itself = self._box.wait(2.0)
-        self._box.kill()
-        if self._log is not None:
-            self._log.join()
-        report, log = self._box.report(), self.log
-        if report.limit is not None:
-            return ChildLimit(report.limit, log)
-        if not by_itself:
-            return ChildProtocolError("the child closed its reply pipe and stayed alive", log)
-        if not self.hello:
-            return BoxError(f"the child did not start (exit code {report.exit_code}): {log.strip()[-500:]}")
-        return ChildCrashed(report.signal, report.exit_code, log)
-
-    def _wait_for(self, fd: int, events: int, deadline: float, what: str, allowed: float) -> None:
-        poll = select.poll()
-        poll.register(fd, events)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            self._box.kill("wall")
-            raise ChildHung(what, allowed, self.log)
-
-    def _line(self, what: str, timeout: float) -> bytes:
-        allowed = max(0.0, min(timeout, self._box.wall_left()))
-        deadline = time.monotonic() + allowed
-        while b"\n" not in self._rest:
-            self._wait_for(self._replies, select.POLLIN, deadline, what, allowed)
-            try:
-                data = os.read(self._replies, 1 << 20)
-            except BlockingIOError:
-                continue
-            if not data:
-                raise self._ended()
-            self._rest += data
-            if len(self._rest) > _MAX_REPLY:
-                raise self._broken(f"the answer to '{what}' is longer than {_MAX_REPLY} bytes")
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
-
-    def _parsed(self, line: bytes) -> dict[str, Any]:
-        try:
-            reply = json.loads(line)
-        except (ValueError, RecursionError):
-            raise self._broken(f"the child answered something that is not JSON: {line[:200]!r}") from None
-        if not isinstance(reply, dict) or not isinstance(reply.get("ok"), bool):
-            raise self._broken(f"the child answered {line[:200]!r}, which has no 'ok'")
-        return reply
-
-    def _send(self, what: str, data: bytes, timeout: float) -> None:
-        deadline, rest = time.monotonic() + timeout, memoryview(data)
-        while rest:
-            try:
-                rest = rest[os.write(self._commands, rest) :]
-            except BlockingIOError:
-                self._wait_for(self._commands, select.POLLOUT, deadline, what, timeout)
-            except BrokenPipeError:
-                raise self._ended() from None
-
-    def _exchange(self, do: str, timeout: float | None, fields: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """(reply, ns from the first byte written to the last byte read)."""
-        allowed = self._box.wall_left() if timeout is None else timeout
-        identity = secrets.token_hex(8)
-        data = json.dumps({"do": do, "id": identity, **fields}).encode() + b"\n"
-        poll = select.poll()
-        poll.register(self._replies, select.POLLIN)
-        if self._rest or (poll.poll(0) and self._early()):
-            raise self._broken("the child wrote an answer before it was asked")
-        begin = time.monotonic_ns()
-        self._send(do, data, allowed)
-        line = self._line(do, allowed)
-        span = time.monotonic_ns() - begin
-        reply = self._parsed(line)
-        if reply.get("id") != identity or self._rest:
-            raise self._broken(f"the answer to '{do}' does not carry its id, or more follows it")
-        if not reply["ok"]:
-            error = str(reply.get("error", ""))[:2000]
-            if reply.get("kind") == "refused":
-                raise ChildRefused(error, self.log)
-            raise ChildProtocolError(f"the child did not understand '{do}': {error}", self.log)
-        return reply, span
-
-    def _early(self) -> bool:
-        """Whether bytes wait in the reply pipe (its end also wakes poll, and is reported by the next read)."""
-        data = os.read(self._replies, 1)
-        if not data:
-            raise self._ended()
-        return True
+        """How the child ended, or what it has used so far; also after close."""
+        return self.box.report()
 
     def call(self, do: str, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
         """Send one command and return its answer. timeout in seconds; the box's wall limit holds anyway."""
-        return self._exchange(do, timeout, fields)[0]
-
-    # --- the commands
+        return self._wire.exchange(do, timeout, fields)[0]
 
     def _data(self, path: Path) -> str:
-        return self._box.inside(path.resolve())
+        """The name inside of a file shown to the child; copied where an own uid could not reach it."""
+        if self.box.walls.level is Level.UID and path.is_file() and not open_to_all(path.resolve()):
+            return self.box.put(f"data/{path.name}", path.read_bytes())
+        return self.box.inside(path.resolve())
 
     def load(
         self,
@@ -320,15 +207,21 @@ class ChildProcess:
             "cpus": list(cpus) if cpus is not None else None,
             "max_position": max_position,
         }
-        return self._exchange("load", timeout, fields)[1] / 1e9
+        return self._wire.exchange("load", timeout, fields)[1] / 1e9
 
     def load_torch(
-        self, *, problem: Path, module: str, name: str, size: str | Mapping[str, Any], threads: int,
+        self,
+        *,
+        problem: Path,
+        module: str,
+        name: str,
+        size: str | Mapping[str, Any],
+        threads: int,
         timeout: float | None = None,
     ) -> float:
         """Import `module` of the problem package and make `name`(dims, weights); seconds it took."""
         fields = {
-            "folder": os.path.dirname(self._data(problem)),
+            "folder": str(PurePath(self._data(problem)).parent),
             "package": problem.name,
             "module": module,
             "name": name,
@@ -336,7 +229,7 @@ class ChildProcess:
             "threads": threads,
             "weights": [self._data(path) for path in self.weights],
         }
-        return self._exchange("load", timeout, fields)[1] / 1e9
+        return self._wire.exchange("load", timeout, fields)[1] / 1e9
 
     def prepare(
         self,
@@ -357,7 +250,7 @@ class ChildProcess:
         name = f"case-{self._files}.safetensors"
         fields = {
             "slot": slot,
-            "case": self._box.put(name, data),
+            "case": self.box.put(name, data),
             "outputs": dict(outputs),
             "junk_seed": secrets.randbits(32) if junk_seed is None else junk_seed,
             "capacity_pad": pads,
@@ -365,7 +258,7 @@ class ChildProcess:
         try:
             self.call("prepare", timeout, **fields)
         finally:
-            (self._box.inbox / name).unlink(missing_ok=True)
+            (self.box.inbox / name).unlink(missing_ok=True)
 
     def run_chain(
         self,
@@ -380,26 +273,36 @@ class ChildProcess:
     ) -> ChainTimes:
         """Run a chain of steps and time it from outside.
 
-        feed copies outputs to inputs between steps. fresh {name: bytes} are inputs that the child first sees inside
-        the timed span, so nothing can be computed ahead.
+        feed copies outputs to inputs between steps. fresh {name: bytes} are inputs that the child first sees
+        inside the timed span, so nothing can be computed ahead.
         """
-        fields: dict[str, Any] = {"slot": slot, "steps": steps, "position": position, "feed": dict(feed or {})}
+        fields: dict[str, Any] = {
+            "slot": slot,
+            "steps": steps,
+            "position": position,
+            "feed": dict(feed or {}),
+        }
         if fresh:
-            given = {name: binascii.b2a_base64(value, newline=False).decode() for name, value in fresh.items()}
+            given = {
+                name: binascii.b2a_base64(value, newline=False).decode() for name, value in fresh.items()
+            }
             fields["set"] = given
         if stop_after is not None:
             fields["stop_after"] = stop_after
-        reply, span = self._exchange("run", timeout, fields)
+        reply, span = self._wire.exchange("run", timeout, fields)
         inside, digest = reply.get("ns"), reply.get("digest")
         if not isinstance(digest, str) or not isinstance(inside, list) or len(inside) != steps:
-            raise self._broken(f"the answer to 'run' has not {steps} times and a digest")
+            raise self._wire.broken(f"the answer to 'run' has not {steps} times and a digest")
         if not all(isinstance(ns, int) and ns >= 0 for ns in inside):
-            raise self._broken("the answer to 'run' has a time that is not a count of nanoseconds")
+            raise self._wire.broken("the answer to 'run' has a time that is not a count of nanoseconds")
         self._digests[slot] = (digest, steps)
         return ChainTimes(span, tuple(inside), digest)
 
     def collect(self, slot: str, timeout: float | None = None) -> Collected:
-        """Everything the last chain of a slot left. Its outputs must be those committed to when the clock stopped."""
+        """Everything the last chain of a slot left.
+
+        Its outputs must be those that the child committed to when the clock stopped.
+        """
         case, outputs, pads = self._cases[slot]
         if slot not in self._digests:
             raise BoxError(f"slot {slot} has run no chain since it was prepared; call run_chain first")
@@ -411,7 +314,7 @@ class ChildProcess:
         for name in sorted(outputs):
             total.update(found[f"out.{name}"].data)
         if total.hexdigest() != digest:
-            raise self._broken("the outputs collected are not those of the timed chain")
+            raise self._wire.broken("the outputs collected are not those of the timed chain")
         per_step = {
             name: [found[f"out.{name}"].data[i * size : (i + 1) * size] for i in range(steps)]
             for name, size in outputs.items()
@@ -420,7 +323,7 @@ class ChildProcess:
         for name in (*case, *outputs):
             dtype = case[name].dtype if name in case else "U8"
             if found[name].dtype != dtype:
-                raise self._broken(f"{name} came back as {found[name].dtype}, not {dtype}")
+                raise self._wire.broken(f"{name} came back as {found[name].dtype}, not {dtype}")
             bound[name] = found[name]
         return Collected(per_step, bound, tuple(map(str, reply.get("overruns") or ())))
 
@@ -435,19 +338,19 @@ class ChildProcess:
         """Have the child write a file into its scratch folder, and read exactly the tensors asked for."""
         self._files += 1
         name = f"{do}-{self._files}.safetensors"
-        path = self._box.scratch / name
-        reply = self.call(do, timeout, path=self._box.inside(path), **fields)
+        path = self.box.scratch / name
+        reply = self.call(do, timeout, path=self.box.inside(path), **fields)
         try:
-            found = parse_tensors(self._box.read_back(name, sum(sizes.values()) + _HEADER_ROOM))
-        except BoxError as error:
-            raise self._broken(f"the answer to '{do}' cannot be read: {error}") from error
+            found = parse_tensors(self.box.read_back(name, sum(sizes.values()) + _HEADER_ROOM))
+        except (BoxError, ChildProtocolError) as error:
+            raise self._wire.broken(f"the answer to '{do}' cannot be read: {error}") from error
         finally:
-            if os.path.isfile(path) or os.path.islink(path):
+            if path.is_file() or path.is_symlink():
                 path.unlink()
         given = {key: len(tensor.data) for key, tensor in found.items()}
         if given != dict(sizes):
             wrong = sorted(set(given.items()) ^ set(sizes.items()))[:6]
-            raise self._broken(f"the answer to '{do}' has other tensors than asked for: {wrong}")
+            raise self._wire.broken(f"the answer to '{do}' has other tensors than asked for: {wrong}")
         return reply, found
 
     def quit(self, timeout: float = 10.0) -> None:

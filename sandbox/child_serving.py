@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -48,8 +49,10 @@ class Channel:
 
 
 def serve(channel: Channel, handlers: Mapping[str, Handler], hello: Reply) -> None:
-    """Answer commands until quit or the end of the pipe; then leave without running anybody's exit handlers."""
+    """Answer commands until quit or the end of the pipe; then leave without anybody's exit handlers."""
     identity: object = None
+    # Python ignores it; a file past the limit shall end the process, so that the parent sees why
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     channel.write({"ok": True, "hello": HELLO, **hello})
     while (line := channel.read()) is not None:
         try:

@@ -1,8 +1,9 @@
 """Compiling candidate source to a shared library, inside the same box that later runs it.
 
-A source can attack at compile time (#include of private files, .incbin, template and macro bombs, flags that load
-plugins), so the compiler sees no more of the machine than the candidate does, and flags come from an allowlist.
-Results are kept under the hash of everything that went in; a build that dies leaves nothing and blocks nobody.
+A source can attack at compile time (#include of private files, .incbin, template and macro bombs, flags that
+load plugins), so the compiler sees no more of the machine than the candidate does, and flags come from an
+allowlist. Results are kept under the hash of everything that went in; a build that dies leaves nothing and
+blocks nobody.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def check_flags(flags: Sequence[str]) -> None:
     """Raise FlagRefused for a flag that could name files, plugins or programs, or that we do not know."""
     for flag in flags:
         if not _ALLOWED_FLAGS.fullmatch(flag):
-            raise FlagRefused(f"compiler flag '{flag}' is not allowed; use optimisation, -f, -m, -W, -D flags")
+            raise FlagRefused(
+                f"compiler flag '{flag}' is not allowed; use optimisation, -f, -m, -W, -D flags"
+            )
 
 
 @functools.cache
@@ -84,7 +87,9 @@ def find_compiler(name: str | None = None) -> Compiler:
         if path is None:
             continue
         try:
-            text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+            text = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, timeout=20, check=True
+            ).stdout
         except (OSError, subprocess.SubprocessError):
             continue
         return Compiler(path, f"{text.splitlines()[0]} [{path}] on {_cpu()}")
@@ -113,7 +118,7 @@ def _key(source: str, flags: Sequence[str], version: str, include_dirs: Sequence
 
 @contextmanager
 def _building(cache_dir: Path, key: str, patience_s: float) -> Iterator[None]:
-    """At most one builder per key. The lock is the kernel's, so a dead owner frees it; a stuck one is outwaited."""
+    """One builder per key. The lock is the kernel's, so a dead owner frees it; a stuck one is outwaited."""
     folder = cache_dir / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / f"{int(key[:8], 16) % _LOCKS:02d}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -151,14 +156,14 @@ def _store(cache_dir: Path, key: str, library: bytes, seconds: float, log: str) 
         draft = cache_dir / f".{uuid.uuid4().hex}"
         try:
             draft.write_bytes(data)
-            os.replace(draft, cache_dir / f"{key}{suffix}")
+            draft.replace(cache_dir / f"{key}{suffix}")
         finally:
             draft.unlink(missing_ok=True)
     return Compiled(cache_dir / f"{key}.so", key, seconds, log, cached=False)
 
 
 def prune_cache(cache_dir: Path, max_bytes: int = _CACHE_BYTES) -> int:
-    """Remove the least recently used entries above max_bytes, and drafts of dead builders; the number removed."""
+    """Remove the least recently used entries above max_bytes, and dead drafts; the number removed."""
     entries = []
     for note in cache_dir.glob("*.json"):
         try:
@@ -182,10 +187,18 @@ def prune_cache(cache_dir: Path, max_bytes: int = _CACHE_BYTES) -> int:
 
 
 def _build(
-    source: str, flags: Sequence[str], compiler: Compiler, walls: Walls, limits: Limits, include_dirs: Sequence[Path]
+    source: str,
+    flags: Sequence[str],
+    compiler: Compiler,
+    walls: Walls,
+    limits: Limits,
+    include_dirs: Sequence[Path],
 ) -> tuple[bytes, float, str]:
     """(library, seconds, log) of one attempt in a box of its own."""
     binds = [(folder, f"/include/{number}") for number, folder in enumerate(include_dirs)]
+    home = Path(compiler.path).resolve().parent.parent
+    if home.parts[1] not in ("usr", "bin"):  # a compiler of an own prefix (conda, /opt) must be shown too
+        binds.append((home, str(home)))
     with open_box(limits, walls, readonly=binds) as box:
         shown = box.put("candidate.cpp", source.encode(errors="surrogateescape"))
         output = box.inside(box.scratch / "out.so")
@@ -223,7 +236,7 @@ def compile_cpu(
 ) -> Compiled:
     """Compile one C++ source to a shared library, or find it in the cache.
 
-    include_dirs are shown to the compiler, read-only, and their headers are part of the key. Raises FlagRefused,
+    include_dirs are shown to the compiler read-only; their headers are part of the key. Raises FlagRefused,
     CompileFailed, CompileLimit (the source's fault) or BoxError, UnavailableError (ours).
     """
     check_flags(flags)

@@ -6,7 +6,6 @@ unprivileged uid with no file-system wall. `joined` and `limited` wrap any of th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,11 +40,12 @@ def system_binds() -> tuple[list[str], list[tuple[str, str]]]:
     """(folders to bind read-only, (target, name) symlinks to make) for the system of this machine."""
     folders, links = ["/usr"], []
     for name in ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32"):
-        if os.path.islink(name):
-            links.append((os.readlink(name), name))
-        elif os.path.isdir(name):
+        path = Path(name)
+        if path.is_symlink():
+            links.append((str(path.readlink()), name))
+        elif path.is_dir():
             folders.append(name)
-    return folders + [p for p in _PUBLIC if os.path.exists(p)], links
+    return folders + [p for p in _PUBLIC if Path(p).exists()], links
 
 
 def bwrap_argv(bwrap: str, box: Enclosure, seccomp_fd: int | None = None) -> list[str]:
@@ -96,9 +96,12 @@ cd "$root"
 pivot_root . old
 umount -l old
 mount -o remount,bind,ro /
-cd %s
-exec setpriv $drop -- "$@"
-""" % SCRATCH
+cd @SCRATCH@
+# not pid 1 itself: signals with a default action, SIGXCPU among them, do not reach a pid 1
+status=0
+setpriv $drop -- "$@" || status=$?
+exit $status
+""".replace("@SCRATCH@", SCRATCH)
 
 
 def namespaces_argv(root: Path, box: Enclosure, uid: int | None) -> list[str]:
@@ -127,7 +130,7 @@ def namespaces_argv(root: Path, box: Enclosure, uid: int | None) -> list[str]:
 
 
 def uid_argv(box: Enclosure, uid: int | None) -> list[str]:
-    """Prefix with no file-system wall: own uid if given, no way to regain rights, work in the scratch folder."""
+    """Prefix with no file-system wall: own uid if given, no way to regain rights, start in the scratch folder."""
     drop = ["--reuid", str(uid), "--regid", str(uid), "--clear-groups"] if uid is not None else []
     argv = ["/usr/bin/setpriv", *drop, "--no-new-privs", "--"]
     enter = ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', "kernelbraid", str(box.scratch)]

@@ -18,7 +18,10 @@ def children_of(pid: int) -> list[int]:
 
 
 def end_and_wait(pids: list[int], seconds: float = 5.0) -> bool:
-    """SIGKILL each and wait until it is gone; True if all are. A pid namespace is empty once its pid 1 is gone."""
+    """SIGKILL each and wait until it is gone; True if all are.
+
+    A pid namespace is empty once its pid 1 is gone.
+    """
     deadline = time.monotonic() + seconds
     gone = True
     for pid in pids:

@@ -9,14 +9,15 @@ A box must be opened by a thread that outlives it: the kernel ends the box with 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import stat
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,8 @@ from typing import Self
 
 from sandbox import enclosure, seccomp
 from sandbox.box_errors import BoxError
+from sandbox.box_output import Pump
+from sandbox.box_python import open_to_all
 from sandbox.cgroups import Cgroup
 from sandbox.endings import children_of, end_and_wait, end_uid
 from sandbox.scratch import PrivateFolder, default_root
@@ -67,47 +70,6 @@ class BoxResult:
     report: BoxReport
 
 
-class Pump:
-    """Reads a pipe to its end on a thread; keeps the first and the last part, and speaks up past the cap."""
-
-    def __init__(self, fd: int, cap: int, on_flood: Callable[[], None]) -> None:
-        self._fd, self._cap, self._on_flood = fd, cap, on_flood
-        self._head, self._tail, self.total = bytearray(), bytearray(), 0
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._read, name="box-output", daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        told = False
-        while data := self._next():
-            with self._lock:
-                self.total += len(data)
-                room = max(0, self._cap // 2 - len(self._head))
-                self._head += data[:room]
-                self._tail += data[room:]
-                del self._tail[: max(0, len(self._tail) - self._cap // 2)]
-            if self.total > self._cap and not told:
-                told = True
-                self._on_flood()
-
-    def _next(self) -> bytes:
-        try:
-            return os.read(self._fd, 1 << 16)
-        except OSError:
-            return b""
-
-    def bytes(self) -> bytes:
-        """What was kept so far, with a mark where something was left out."""
-        with self._lock:
-            kept = len(self._head) + len(self._tail)
-            gap = f"\n... {self.total - kept} bytes left out ...\n".encode() if self.total > kept else b""
-            return bytes(self._head) + gap + bytes(self._tail)
-
-    def join(self, seconds: float = 2.0) -> None:
-        """Wait for the end of the pipe."""
-        self._thread.join(seconds)
-
-
 class Box:
     """One box. `popen` or `run` one command at a time; `kill` ends everything in it; `close` removes it."""
 
@@ -120,11 +82,14 @@ class Box:
         environment: Mapping[str, str] | None = None,
         devices: Sequence[Path] = (),
     ) -> None:
-        """readonly: (existing path here, absolute path inside). scratch: parent of the box's private folder."""
+        """readonly: (existing path here, absolute path inside). scratch: parent of the box's private folder.
+
+        environment is all the command sees beside PATH, HOME, TMPDIR and LANG. devices are bound with access.
+        """
         self.limits, self.walls = limits, walls
         for source, inside in readonly:
             if not source.exists() or not inside.startswith("/"):
-                raise BoxError(f"cannot show {source} as {inside} in the box: it must exist; inside be absolute")
+                raise BoxError(f"cannot show {source} as {inside}: it must exist, and {inside} be absolute")
         binds = tuple((source.resolve(), inside) for source, inside in readonly)
         self.notes: list[str] = []
         self._folder = PrivateFolder(
@@ -135,6 +100,7 @@ class Box:
         self._started = self._ended = 0.0
         self._stopped_by: str | None = None
         self._closed = False
+        self._final: BoxReport | None = None
         self._killing = threading.RLock()  # a pump may kill while the owner does
         self._enclosure = enclosure.Enclosure(
             self._folder.scratch,
@@ -163,9 +129,9 @@ class Box:
             return self.walls.level in (Level.NAMESPACES, Level.UID)
         if self.walls.has("cgroup-pids"):
             return False
-        private = [str(source) for source, _ in binds if not _open_to_all(source)]
+        private = [str(source) for source, _ in binds if not open_to_all(source)]
         if private:
-            self.notes.append(f"process count not held: {private[0]} is private, so the box runs as this user")
+            self.notes.append(f"process count not held: {private[0]} is private, so the uid stays ours")
         return not private
 
     @property
@@ -186,13 +152,16 @@ class Box:
         for root, inside in roots:
             if path == root or root in path.parents:
                 tail = path.relative_to(root)
-                return inside if tail == Path(".") else f"{inside.rstrip('/')}/{tail}"
+                return inside if tail == Path() else f"{inside.rstrip('/')}/{tail}"
         raise BoxError(f"{path} is not visible in the box; bind it, or put its bytes into the inbox")
 
     def put(self, name: str, data: bytes | bytearray | memoryview) -> str:
         """Write a file the box can read but not change; returns its name inside."""
         path = self.inbox / name
+        for folder in reversed(path.relative_to(self.inbox).parents[:-1]):
+            (self.inbox / folder).mkdir(mode=0o755, exist_ok=True)
         path.write_bytes(data)
+        path.chmod(0o644)  # the box may run under another uid, and our umask may be strict
         return self.inside(path)
 
     def read_back(self, name: str, max_bytes: int) -> bytes:
@@ -202,11 +171,14 @@ class Box:
             fd = os.open(self.scratch / Path(name).name, flags)
         except OSError as error:
             raise BoxError(f"the box left no readable file {name}: {error.strerror}") from error
-        with os.fdopen(fd, "rb") as file:
-            size = os.fstat(fd).st_size
-            if not os.path.isfile(f"/proc/self/fd/{fd}") or size > max_bytes:
-                raise BoxError(f"{name} is not a regular file of at most {max_bytes} bytes (it has {size})")
-            return file.read(max_bytes)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
+                raise BoxError(f"{name} ({status.st_size} bytes) is no regular file of at most {max_bytes}")
+            with open(fd, "rb", closefd=False) as file:
+                return file.read(max_bytes)
+        finally:
+            os.close(fd)
 
     def command_line(self, command: Sequence[str], seccomp_fd: int | None) -> list[str]:
         """The whole argv for a command in this box."""
@@ -258,7 +230,7 @@ class Box:
         return self._process
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the command; False if it still runs after `seconds` (default: what the wall limit leaves)."""
+        """Wait for the command; False if it still runs after `seconds` (default: the rest of wall_s)."""
         process = self._process
         if process is None or process.poll() is not None:
             return True
@@ -313,10 +285,8 @@ class Box:
         if process is not None and process.poll() is None:
             # our child's child is pid 1 of the box's pid namespace; when it is gone, all below it are
             inits = children_of(process.pid) if self.walls.has("namespaces") or self.walls.bwrap else []
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             clean = end_and_wait(inits)
         if self._cgroup is not None:
             clean = self._cgroup.kill() and clean
@@ -329,10 +299,12 @@ class Box:
                 clean = False
             self._ended = self._ended or time.monotonic()
         if not clean:
-            raise BoxError("a process of the box survives SIGKILL; it is stuck in the kernel, restart the machine")
+            raise BoxError("a process of the box survives SIGKILL: it is stuck in the kernel; look at dmesg")
 
     def report(self) -> BoxReport:
-        """How the last command ended (call after `wait` or `kill`)."""
+        """How the last command ended, or stands; also after `close`."""
+        if self._final is not None:
+            return self._final
         code = self._process.poll() if self._process else None
         oom = self._cgroup.oom_kills() if self._cgroup else 0
         refused = self._cgroup.fork_refusals() if self._cgroup else 0
@@ -355,13 +327,13 @@ class Box:
         self._closed = True
         try:
             self.kill()
+            self._final = self.report()
         finally:
-            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr) if self._process else ():
+            process = self._process
+            for pipe in (process.stdin, process.stdout, process.stderr) if process else ():
                 if pipe is not None:
-                    try:
+                    with contextlib.suppress(OSError):
                         pipe.close()
-                    except OSError:
-                        pass
             self._folder.close()
             if self._cgroup is not None:
                 self._cgroup.close()
@@ -369,7 +341,9 @@ class Box:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -383,24 +357,3 @@ def open_box(
 ) -> Box:
     """A new box; use it in a `with` statement. See Box for the parameters."""
     return Box(limits, walls, readonly, scratch, environment, devices)
-
-
-def python_command(walls: Walls, *, packages: bool = False) -> tuple[str, list[tuple[Path, str]]]:
-    """(interpreter inside the box, what to bind for it). With packages, the virtual environment comes along."""
-    base = Path(sys.base_prefix).resolve()
-    own = Path(sys.executable) if packages else Path(getattr(sys, "_base_executable", sys.executable))
-    folders = [base] + ([Path(sys.prefix)] if packages else [])
-    # an own uid cannot pass through a private home
-    by_uid = walls.level is Level.UID or (walls.level is Level.BWRAP and walls.has("unprivileged-uid"))
-    if by_uid and not packages and not _open_to_all(base) and os.access("/usr/bin/python3", os.X_OK):
-        return "/usr/bin/python3", []
-    return str(own), [(f, str(f)) for f in folders if not str(f).startswith("/usr/")  and str(f) != "/usr"]
-
-
-def _open_to_all(path: Path) -> bool:
-    """Whether any user can reach the path."""
-    for part in (path, *path.parents):
-        mode = part.stat().st_mode
-        if not mode & 0o001 and (part != path or part.is_dir()):
-            return False
-    return bool(path.stat().st_mode & 0o004)

@@ -1,26 +1,26 @@
-"""Problems: a folder under experiments/problems/, loaded as a package of its own name."""
+"""Problems: a folder under experiments/problems/, loaded as a package of its own name, at one of its sizes."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
+import os
+import secrets
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import yaml
+from filelock import FileLock
 
 from sandbox.errors import ProblemError
+from sandbox.graph import StageGraph
 
 PROBLEMS = Path(__file__).resolve().parent.parent / "experiments" / "problems"
-
-
-def import_problem_module(folder: Path, module: str) -> ModuleType:
-    """Import `<folder name>.<module>`; problem folders are trusted code of the checkout, never candidate code."""
-    parent = str(folder.parent)
-    if parent not in sys.path:
-        sys.path.append(parent)
-    return importlib.import_module(f"{folder.name}.{module}")
 
 
 def problem_folder(name: str) -> Path:
@@ -32,6 +32,90 @@ def problem_folder(name: str) -> Path:
     raise ProblemError(f"no problem '{name}' (no problem.yaml there); the checkout has {known}")
 
 
-def load_settings(folder: Path) -> dict[str, Any]:
-    """The problem.yaml of a folder."""
-    return dict(yaml.safe_load((folder / "problem.yaml").read_text()))
+@dataclass(frozen=True)
+class Problem:
+    """One problem at one size. Problem folders are trusted code of the checkout, never candidate code."""
+
+    name: str
+    size: str
+    folder: Path
+
+    @classmethod
+    def load(cls, name: str, size: str) -> Problem:
+        """Find the folder and check the size. Raises ProblemError with what there is instead."""
+        folder = problem_folder(name)
+        problem = cls(folder.name, size, folder)
+        sizes = problem.module("definition").SIZES
+        if size not in sizes:
+            raise ProblemError(f"problem '{name}' has no size '{size}'; it has {sorted(sizes)}")
+        return problem
+
+    def module(self, name: str) -> ModuleType:
+        """A module of the problem's package."""
+        parent = str(self.folder.parent)
+        if parent not in sys.path:
+            sys.path.append(parent)
+        return importlib.import_module(f"{self.folder.name}.{name}")
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """The problem.yaml."""
+        return dict(yaml.safe_load((self.folder / "problem.yaml").read_text()))
+
+    @functools.cached_property
+    def dims(self) -> Any:
+        """The sizes (the package's Dims)."""
+        return self.module("definition").SIZES[self.size]
+
+    @functools.cached_property
+    def graph(self) -> StageGraph:
+        """The stage graph at this size."""
+        graph: StageGraph = self.module("graph").build_graph(self.dims)
+        return graph
+
+    @property
+    def context(self) -> int:
+        """Cached rows before the step, as the problem is usually run."""
+        return int(self.dims.context)
+
+    def plan_file(self, name: str) -> Path:
+        """A hand-written plan of the problem, by name or path."""
+        for path in (self.folder / "plans" / f"{name}.yaml", Path(name)):
+            if path.is_file():
+                return path
+        known = sorted(p.stem for p in (self.folder / "plans").glob("*.yaml"))
+        raise ProblemError(f"no plan '{name}'; the problem has {known}")
+
+    @functools.cached_property
+    def drawing_hash(self) -> str:
+        """Hash of the files that decide how weights are drawn: a cached file of another hash is another file."""
+        digest = hashlib.sha256()
+        for name in ("definition.py", "quant.py"):
+            digest.update((self.folder / name).read_bytes())
+        return digest.hexdigest()[:12]
+
+    def weights_file(self, cache: Path) -> Path:
+        """Weights of this size, drawn once from a secret seed that nobody keeps, then cached (safetensors).
+
+        The file is readable by its owner only; the box shows it read-only. `full` takes about a minute and 1.2 GB."""
+        import torch
+        from safetensors.torch import save_file
+
+        folder = cache / "weights"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"{self.name}-{self.size}-{self.drawing_hash}.safetensors"
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                weights = self.module("definition").make_weights(self.dims, secrets.randbits(62))
+                partial = path.with_suffix(f".{os.getpid()}.tmp")
+                save_file({k: v.contiguous() for k, v in weights.items()}, partial)
+                partial.chmod(0o600)
+                partial.rename(path)
+                del weights, torch
+        return path
+
+    def load_weights(self, cache: Path) -> Mapping[str, Any]:
+        """The weights as torch tensors, mapped from the cached file."""
+        from safetensors.torch import load_file
+
+        return dict(load_file(self.weights_file(cache)))

@@ -1,8 +1,8 @@
 """Private folders for boxes, and the janitor that removes what dead owners left behind.
 
 Layout:  <root>/.lock   <root>/uids/<n>   <root>/box-<hex>/{in/, box/, groups}
-A box folder is alive while somebody holds a flock on it. The kernel drops the lock when the owner dies, however it
-dies, so no pid is ever guessed and no live folder is ever removed.
+A box folder is alive while somebody holds a flock on it. The kernel drops the lock when the owner dies, however
+it dies, so no pid is ever guessed and no live folder is ever removed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ def _prepare_root(root: Path) -> None:
         root.mkdir(mode=0o711, parents=True, exist_ok=True)
         status = root.lstat()
     except OSError as error:
-        raise BoxError(f"cannot make the folder for boxes {root}: {error}; free some space or set it") from error
-    if not os.path.isdir(root) or os.path.islink(root) or status.st_uid != os.geteuid():
+        raise BoxError(
+            f"cannot make the folder for boxes {root}: {error}; free some space or set it"
+        ) from error
+    if not root.is_dir() or root.is_symlink() or status.st_uid != os.geteuid():
         raise BoxError(f"{root} is not a folder of this user; remove it, or pass another scratch folder")
 
 
@@ -78,7 +80,9 @@ def _remove_tree(path: Path) -> None:
     except (OSError, RecursionError):
         # modes without rights, or nesting deeper than Python likes
         subprocess.run(["/bin/chmod", "-R", "u+rwx", str(path)], stderr=subprocess.DEVNULL, check=False)
-        subprocess.run(["/bin/rm", "-rf", "--one-file-system", str(path)], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(
+            ["/bin/rm", "-rf", "--one-file-system", str(path)], stderr=subprocess.DEVNULL, check=False
+        )
 
 
 def sweep(root: Path) -> int:
@@ -120,7 +124,8 @@ class PrivateFolder:
             raise BoxError(f"cannot lock the new folder {self.path}; is the file system without flock?")
         self._fd: int | None = fd
         self.inbox, self.scratch = self.path / "in", self.path / "box"
-        self.inbox.mkdir(mode=0o755)
+        self.inbox.mkdir()
+        self.inbox.chmod(0o755)
         self.scratch.mkdir(mode=0o700)
         if need_uid:
             self._take_uid(root)

@@ -21,21 +21,23 @@ _CLONE3 = 435
 # from 424 on, the numbers are the same on every architecture
 _COMMON = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442)
 
+# fmt: off
 _ARCHES: dict[str, tuple[int, int, tuple[int, ...]]] = {
     # machine: (AUDIT_ARCH, number of clone, denied numbers)
     "x86_64": (
         0xC000003E,
         56,
-        (101, 103, 155, 161, 163, 165, 166, 167, 168, 169, 175, 176, 179, 212, 246, 248, 249, 250, 272)
-        + (279, 298, 300, 303, 304, 308, 310, 311, 312, 313, 320, 321, 323),
+        (101, 103, 155, 161, 163, 165, 166, 167, 168, 169, 175, 176, 179, 212, 246, 248, 249, 250, 272,
+         279, 298, 300, 303, 304, 308, 310, 311, 312, 313, 320, 321, 323),
     ),
     "aarch64": (
         0xC00000B7,
         220,
-        (18, 39, 40, 41, 51, 60, 89, 97, 104, 105, 106, 116, 117, 142, 217, 218, 219, 224, 225, 239, 241)
-        + (262, 264, 265, 268, 270, 271, 272, 273, 280, 282, 294),
+        (18, 39, 40, 41, 51, 60, 89, 97, 104, 105, 106, 116, 117, 142, 217, 218, 219, 224, 225, 239, 241,
+         262, 264, 265, 268, 270, 271, 272, 273, 280, 282, 294),
     ),
 }
+# fmt: on
 
 
 def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -43,7 +45,7 @@ def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
-    """The BPF program as bytes (8 per instruction), or None on a machine whose call numbers we do not know."""
+    """The BPF program as bytes (8 per instruction), or None on a machine whose call numbers are not here."""
     known = _ARCHES.get(machine or platform.machine())
     if known is None:
         return None

@@ -1,15 +1,14 @@
 """A trusted program that speaks the children's protocol for a PyTorch implementation of a problem.
 
-It runs in the same kind of box, with the same commands (load, prepare, run, collect, evict, quit), so that a baseline
-is timed like a candidate. `load` takes folder, package, module, name, size (a key of the package's SIZES, or the
-fields of its Dims), threads, weights. The implementation has `step(token, state, position) -> hidden`.
+It runs in the same kind of box, with the same commands (load, prepare, run, collect, evict, quit), so that a
+baseline is timed like a candidate. `load` takes folder, package, module, name, size (a key of the package's SIZES,
+or the fields of its Dims), threads, weights. The implementation has `step(token, state, position) -> hidden`.
 """
 
 from __future__ import annotations
 
 import binascii
 import importlib
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -17,16 +16,19 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
-if __name__ == "__main__":  # isolated mode leaves the program's own folder off the path
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
 import torch
 from safetensors.torch import load_file
 
 from sandbox.child_memory import Misused, Refused, evict_caches, junk, write_tensors
 from sandbox.child_serving import Channel, Reply, handlers_of, serve
 
-_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64"}
+_NAMES = {
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.uint8: "U8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
 
 
 class _Implementation(Protocol):
@@ -46,7 +48,7 @@ class _Slot:
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    return memoryview(flat.numpy()).cast("B")
+    return flat.numpy().data.cast("B")
 
 
 class TorchChild:
@@ -128,7 +130,10 @@ class TorchChild:
         slot = self._slot(request)
         size = slot.hidden.numel() * slot.hidden.element_size()
         data = memoryview(b"".join(bytes(_bytes(step)) for step in slot.steps))
-        items = [("out.hidden", "U8", [len(slot.steps), size], data), ("hidden", "U8", [size], _bytes(slot.hidden))]
+        items = [
+            ("out.hidden", "U8", [len(slot.steps), size], data),
+            ("hidden", "U8", [size], _bytes(slot.hidden)),
+        ]
         for name, tensor in {"token": slot.token, **slot.state}.items():
             # a cache that grew is cut back to the rows that the parent made room for
             kept = tensor[: slot.shapes[name][0]] if name in slot.shapes else tensor
@@ -146,5 +151,6 @@ class TorchChild:
         return {"bye": True}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve until the parent says quit."""
     serve(Channel(), handlers_of(TorchChild()), {"kind": "torch", "torch": torch.__version__})

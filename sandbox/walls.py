@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -60,7 +60,7 @@ class Walls:
     standing: tuple[str, ...]
     missing: tuple[tuple[str, str], ...]
     bwrap: str | None = None
-    cgroups: CgroupRoots = CgroupRoots(None, None)
+    cgroups: CgroupRoots = field(default_factory=lambda: CgroupRoots(None, None))
 
     def has(self, name: str) -> bool:
         """Whether the wall of that name stands."""
@@ -108,14 +108,18 @@ def _shown(output: str) -> str:
 def _probe_enclosure(argv: list[str], pass_fds: tuple[int, ...] = (), user: bool = True) -> str | None:
     """None if the prefix gives other namespaces than ours and a read-only system; else why not."""
     names = [n for n in _NAMESPACES if n != "user" or user]
-    script = f"for n in {' '.join(names)}; do readlink /proc/self/ns/$n; done; (: > /usr/x) 2>/dev/null && echo rw"
+    script = (
+        f"for n in {' '.join(names)}; do readlink /proc/self/ns/$n; done; (: > /usr/x) 2>/dev/null && echo rw"
+    )
     code, output = _run([*argv, "/bin/sh", "-c", script + "; echo end"], pass_fds)
     lines = output.split()
     if code != 0 or lines[-1:] != ["end"]:
         return _shown(output)
     if "rw" in lines:
         return "the system folder is writable inside"
-    shared = [n for n, link in zip(names, lines, strict=False) if link == os.readlink(f"/proc/self/ns/{n}")]
+    shared = [
+        n for n, link in zip(names, lines, strict=False) if link == str(Path(f"/proc/self/ns/{n}").readlink())
+    ]
     return f"namespaces not separate: {', '.join(shared)}" if shared else None
 
 
@@ -123,7 +127,7 @@ def _folders() -> tempfile.TemporaryDirectory[str]:
     holder = tempfile.TemporaryDirectory(prefix="kernelbraid-probe-")
     for name in ("in", "box", "root"):
         (Path(holder.name) / name).mkdir()
-    os.chmod(holder.name, 0o755)
+    Path(holder.name).chmod(0o755)
     return holder
 
 
@@ -152,7 +156,9 @@ def _seccomp() -> str | None:
         with _folders() as folder:
             box = enclosure.Enclosure(Path(folder) / "box", Path(folder) / "in")
             argv = enclosure.bwrap_argv(path, box, fd)
-            script = "grep -q '^Seccomp:.2' /proc/self/status && ! unshare --user true 2>/dev/null && echo end"
+            script = (
+                "grep -q '^Seccomp:.2' /proc/self/status && ! unshare --user true 2>/dev/null && echo end"
+            )
             code, output = _run([*argv, "/bin/sh", "-c", script], (fd,))
     finally:
         os.close(fd)
@@ -211,7 +217,7 @@ def _cgroups() -> tuple[CgroupRoots, str, str]:
 
 
 def _try_group(roots: CgroupRoots, command: list[str], what: str) -> str:
-    """"" if the group holds the command, else why not."""
+    """ "" if the group holds the command, else why not."""
     try:
         group = Cgroup(roots, f"probe-{uuid.uuid4().hex[:12]}", 24 << 20, 2 if what == "pids" else 64)
     except OSError as error:
@@ -225,9 +231,7 @@ def _try_group(roots: CgroupRoots, command: list[str], what: str) -> str:
         group.close()
 
 
-def probe_walls(
-    *, level: Level | None = None, without: Collection[str] = (), unsafe: bool = False
-) -> Walls:
+def probe_walls(*, level: Level | None = None, without: Collection[str] = (), unsafe: bool = False) -> Walls:
     """The walls of this machine. Probes run once per process; the answer is assembled anew.
 
     level    use at most this level (tests, or to compare); a level that does not stand here is refused.
@@ -259,7 +263,7 @@ def probe_walls(
         dropped |= {"unprivileged-uid"}
     if "bwrap" in dropped:
         dropped |= {"seccomp"}  # the filter is handed to bwrap
-    reasons.update({name: "left out on request" for name in dropped})
+    reasons.update(dict.fromkeys(dropped, "left out on request"))
     standing = tuple(name for name in WALLS if reasons[name] is None)
     missing = tuple((name, why) for name in WALLS if (why := reasons[name]) is not None)
     got = _level(standing)

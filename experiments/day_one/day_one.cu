@@ -1,5 +1,5 @@
 // The CUDA half of the day-one proof: packs, checks both plans against the oracle, times them beside a skeleton.
-//   day_one          everything, on an H200 (132 SMs needed are 128)
+//   day_one          everything, on an H200 (128 SMs are used)
 //   day_one --host   only what needs no GPU: pack, unpack, oracle
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +24,9 @@ using namespace day_one;
 
 namespace {
 
-constexpr double kGate = 2e-3;  // relative RMS; one bf16 rounding is 1.7e-3
+// Relative RMS. Flips of bf16 roundings amplify: an error e before one leaves about sqrt(e * 2^-7.5) after it, so 2e-5
+// of digit rounding becomes 2e-3 at y. Hence two oracles: exact, and with the digit rounding (fp32 arithmetic left).
+constexpr double kGate = 5e-3, kDigitGate = 1.5e-3;
 constexpr int kCopies = 8, kRounds = 31;
 
 // One set of weights and states in device memory, laid out the same way in every copy.
@@ -82,7 +84,7 @@ struct Plan {
             for (int m = 0; m < 3; ++m) {
                 uint16_t* a = reinterpret_cast<uint16_t*>(base + layout.window) + m * 3 * kC;
                 uint16_t* b = reinterpret_cast<uint16_t*>(base + layout.window_out) + m * 3 * kC;
-                layer.window[m] = swapped ? b : a;
+                layer.window[m] = swapped && !fused ? b : a;
                 layer.window_out[m] = fused ? layer.window[m] : swapped ? a : b;
             }
         }
@@ -131,14 +133,14 @@ struct Errors {
         for (int l = 0; l < kLayers; ++l) up(y[l], e.y[l]), up(s[l], e.s[l]);
         up(hidden, e.hidden), up(window, e.window);
     }
-    bool pass() const {
-        bool ok = hidden < kGate && window < kGate;
-        for (int l = 0; l < kLayers; ++l) ok = ok && y[l] < kGate && s[l] < kGate;
+    bool pass(double gate) const {
+        bool ok = hidden < gate && window < gate;
+        for (int l = 0; l < kLayers; ++l) ok = ok && y[l] < gate && s[l] < gate;
         return ok;
     }
-    void print(const char* name) const {
-        std::printf("%-34s y %.1e %.1e %.1e  hidden %.1e  S %.1e %.1e %.1e  windows %.1e  %s\n", name, y[0], y[1], y[2],
-                    hidden, s[0], s[1], s[2], window, pass() ? "pass" : "FAIL");
+    void print(const std::string& name, double gate) const {
+        std::printf("%-40s y %.1e %.1e %.1e  hidden %.1e  S %.1e %.1e %.1e  windows %.1e  %s\n", name.c_str(), y[0], y[1], y[2],
+                    hidden, s[0], s[1], s[2], window, gate == 0 ? "(no gate)" : pass(gate) ? "pass" : "FAIL");
     }
 };
 
@@ -170,16 +172,22 @@ int main(int argc, char** argv) {
     HostState initial;
     draw_model(model, initial);
     std::vector<uint16_t> tokens[kSteps];
-    HostOutput want[kSteps];
-    HostState state[kSteps], reference_state = initial;
-    HostState running = initial;
-    for (int i = 0; i < kSteps; ++i) {
-        tokens[i] = draw_bf16(kHidden, 0.25f, 0.0f, 3000 + i);
-        want[i] = oracle(model, running, tokens[i], false);
-        state[i] = running;
+    constexpr int kOracles = 3, kDigits[kOracles] = {0, 128, kDv};  // exact; digits of plan A; of plan B
+    HostOutput want[kOracles][kSteps];
+    HostState state[kOracles][kSteps], reference_state = initial;
+    for (int i = 0; i < kSteps; ++i) tokens[i] = draw_bf16(kHidden, 0.25f, 0.0f, 3000 + i);
+    for (int o = 0; o < kOracles; ++o) {
+        HostState running = initial;
+        for (int i = 0; i < kSteps; ++i) {
+            want[o][i] = oracle(model, running, tokens[i], false, kDigits[o]);
+            state[o][i] = running;
+        }
     }
-    const HostOutput reference = oracle(model, reference_state, tokens[0], true);
-    compare(want[0], state[0], reference, reference_state).print("oracle, exact vs bf16 weights");
+    const HostOutput reference = oracle(model, reference_state, tokens[0], true, 0);
+    compare(want[0][0], state[0][0], reference, reference_state).print("oracle, exact vs bf16 weights", 0);
+    for (int o = 1; o < kOracles; ++o)
+        compare(want[o][0], state[o][0], want[0][0], state[0][0])
+            .print("oracle, digits " + std::to_string(kDigits[o]) + " at o_proj vs exact", 0);
     bool unpacks[2];
     std::vector<char> blob[2] = {host_copy(model, initial, false, unpacks[0]), host_copy(model, initial, true, unpacks[1])};
     std::printf("pack/unpack: three-phase %s, fused %s\n", unpacks[0] ? "ok" : "FAIL", unpacks[1] ? "ok" : "FAIL");
@@ -222,11 +230,10 @@ int main(int argc, char** argv) {
 
     // Correctness: two chained steps from the initial state, outputs poisoned, without and with delayed blocks.
     bool all_pass = true;
-    Errors shown[2];
+    Errors shown[2][2];
     for (int i = 0; i < 2; ++i) {
         Plan& plan = plans[i];
-        const CopyLayout layout(plan.fused);
-        Errors worst;
+        Errors worst[2];
         for (int run = 0; run < 12; ++run) {
             if (run) CHECK(cudaMemcpy(plan.copies[0], blob[i].data(), blob[i].size(), cudaMemcpyHostToDevice));
             for (int step = 0; step < kSteps; ++step) {
@@ -253,32 +260,32 @@ int main(int argc, char** argv) {
                 }
                 got.hidden.resize(kHidden);
                 CHECK(cudaMemcpy(got.hidden.data(), p.hidden, kHidden * 4, cudaMemcpyDeviceToHost));
-                // The fused plan leaves y of the last layer in its sums only; hidden shows it.
-                if (plan.fused)
-                    CHECK(cudaMemcpy(got.y[kLayers - 1].data(), p.y + (kLayers - 1) * kHidden, kHidden * 4, cudaMemcpyDeviceToHost));
-                const Errors e = compare(got, now, want[step], state[step]);
-                worst.worst(e);
-                if (run == 0) e.print((plan.name + ", step " + std::to_string(step)).c_str());
+                worst[0].worst(compare(got, now, want[0][step], state[0][step]));
+                worst[1].worst(compare(got, now, want[1 + i][step], state[1 + i][step]));
+                if (run == 0 && step == 0) {
+                    worst[0].print(plan.name + ", first step vs exact", kGate);
+                    worst[1].print(plan.name + ", first step vs digits", kDigitGate);
+                }
             }
         }
-        worst.print((plan.name + ", worst of 24").c_str());
-        shown[i] = worst;
-        all_pass = all_pass && worst.pass();
+        worst[0].print(plan.name + ", worst of 24 vs exact", kGate);
+        worst[1].print(plan.name + ", worst of 24 vs digits", kDigitGate);
+        shown[i][0] = worst[0], shown[i][1] = worst[1];
+        all_pass = all_pass && worst[0].pass(kGate) && worst[1].pass(kDigitGate);
     }
-    if (!all_pass) return 3;
 
     // Time: chains of kCopies launches over as many copies (cold in L2), all variants in turn, medians of rounds.
     cudaEvent_t begin, end;
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
-    auto time_all = [&](int wide, int narrow, int rounds, double (&us)[kPlans]) {
+    auto time_all = [&](auto cap_of, int rounds, double (&us)[kPlans]) {
         std::vector<double> samples[kPlans];
         for (int round = -2; round < rounds; ++round)
             for (int i = 0; i < kPlans; ++i) {
                 CHECK(cudaEventRecord(begin));
                 for (int c = 0; c < kCopies; ++c) {
                     Params p = plans[i].at_copy(c);
-                    p.wide = wide, p.narrow = narrow;
+                    p.wide = cap_of(i)[0], p.narrow = cap_of(i)[1];
                     plans[i].launch(p);
                 }
                 CHECK(cudaEventRecord(end));
@@ -292,24 +299,25 @@ int main(int argc, char** argv) {
             if (!plans[i].healthy()) std::exit(2);
     };
     std::printf("\npages in flight (wide/narrow): us per launch of 3 layers: three-phase, fused, skeletons (all-to-all, barrier, pages)\n");
-    const int caps[][2] = {{2, 1}, {2, 2}, {3, 2}, {3, 3}, {4, 2}, {4, 3}, {4, 4}, {8, 8}};
-    int best[2] = {4, 2};
-    double best_us = 1e9;
+    const int caps[][2] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {3, 3}, {4, 1}, {4, 2}, {4, 3}, {4, 4}, {5, 1}, {5, 2}, {8, 1}, {8, 8}};
+    int best[kPlans][2];
+    double best_us[kPlans] = {1e9, 1e9, 1e9, 1e9, 1e9};
     for (const auto& cap : caps) {
         double us[kPlans];
-        time_all(cap[0], cap[1], 9, us);
+        time_all([&](int) { return cap; }, 9, us);
         std::printf("  %d/%d: %7.2f %7.2f | %7.2f %7.2f %7.2f\n", cap[0], cap[1], us[0], us[1], us[2], us[3], us[4]);
-        if (us[1] < best_us) best_us = us[1], best[0] = cap[0], best[1] = cap[1];
+        for (int i = 0; i < kPlans; ++i)
+            if (us[i] < best_us[i]) best_us[i] = us[i], best[i][0] = cap[0], best[i][1] = cap[1];
     }
     double us[kPlans], again[kPlans];
-    time_all(best[0], best[1], kRounds, us);
-    time_all(best[0], best[1], kRounds, again);
+    time_all([&](int i) { return best[i]; }, kRounds, us);
+    time_all([&](int i) { return best[i]; }, kRounds, again);
 
     // Where the time goes: stamps of thread 0, mean over blocks, copies and layers 1 and 2.
     const char* names[2][9] = {
         {"norm+image", "qkvg+beta", "barrier 1", "conv+state", "barrier 2", "o image", "o columns", "barrier 3", ""},
-        {"norm+image", "qkvg", "beta/conv+publish", "collect", "state+o image", "o rows+adds", "barrier", "", ""}};
-    const int counts[2] = {8, 7};
+        {"sum+square", "norm+image", "qkvg", "beta/conv+publish", "collect", "state", "o image", "o rows+adds", "barrier"}};
+    const int counts[2] = {8, 9};
     for (int i = 0; i < 2; ++i) {
         const size_t n = static_cast<size_t>(kBlocks) * kLayers * kb::kStampsPerPhase;
         uint64_t* stamps;
@@ -317,7 +325,7 @@ int main(int argc, char** argv) {
         std::vector<double> mean(9, 0.0);
         for (int c = 0; c < kCopies; ++c) {
             Params p = plans[i].at_copy(c);
-            p.wide = best[0], p.narrow = best[1], p.stamps = stamps;
+            p.wide = best[i][0], p.narrow = best[i][1], p.stamps = stamps;
             plans[i].launch(p);
             if (!plans[i].healthy()) return 2;
             std::vector<uint64_t> t(n);
@@ -337,12 +345,14 @@ int main(int argc, char** argv) {
     const double state_mb = 2.0 * kLayers * kHeads * kD * kD * 4 / 1e6;
     std::printf("\nbytes per launch: three-phase %.1f MB of weight pages, fused %.1f MB, and %.1f MB of S read and written\n",
                 kLayers * kBlocks * double(kPhasedBlockBytes) / 1e6, kLayers * kBlocks * double(kFusedBlockBytes) / 1e6, state_mb);
-    std::printf("cap %d/%d pages, medians of %d chains of %d launches; second pass in brackets\n", best[0], best[1], kRounds, kCopies);
+    std::printf("each at its best cap, medians of %d chains of %d launches; second pass in brackets\n", kRounds, kCopies);
     for (int i = 0; i < kPlans; ++i)
-        std::printf("| %-30s | %6.2f us (%6.2f) | %5.2f us/layer | fused / this %.3f |\n", plans[i].name.c_str(), us[i], again[i],
+        std::printf("| %-28s | %d/%d | %6.2f us (%6.2f) | %5.2f us/layer | fused / this %.3f |\n", plans[i].name.c_str(), best[i][0], best[i][1], us[i], again[i],
                     us[i] / kLayers, us[1] / us[i]);
-    shown[0].print("three-phase, worst of 24");
-    shown[1].print("fused, worst of 24");
-    std::printf("verdict: fused within %.0f %% of the skeleton with all-to-alls (gate 50 %%, goal 20 %%)\n", (us[1] / us[2] - 1) * 100);
-    return 0;
+    for (int i = 0; i < 2; ++i) {
+        shown[i][0].print(plans[i].name + ", worst of 24 vs exact", kGate);
+        shown[i][1].print(plans[i].name + ", worst of 24 vs digits", kDigitGate);
+    }
+    std::printf("verdict: fused at its best cap within %.0f %% of the skeleton with all-to-alls (gate 50 %%, goal 20 %%)\n", (us[1] / us[2] - 1) * 100);
+    return all_pass ? 0 : 3;
 }

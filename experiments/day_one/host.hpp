@@ -140,11 +140,27 @@ inline void draw_model(HostLayer (&model)[kLayers], HostState& state) {
     }
 }
 
+// The values that kb::DigitImage<group> holds, by the same fp32 steps.
+inline void round_to_digits(std::vector<double>& x, int group) {
+    for (size_t g = 0; g < x.size(); g += group) {
+        float top = 1e-30f;
+        for (int i = 0; i < group; ++i) top = std::max(top, std::fabs(static_cast<float>(x[g + i])));
+        const float scale = top * (1.0f / 127.0f), inverse = 1.0f / scale;
+        for (int i = 0; i < group; ++i) {
+            const float q = static_cast<float>(x[g + i]) * inverse;
+            const float a = std::nearbyint(q), b = std::fmaf(q - a, 254.0f, 12582912.0f) - 12582912.0f;
+            x[g + i] = static_cast<double>(scale * (1.0f / 254.0f)) * (254.0 * a + b);
+        }
+    }
+}
+
 // One step of the three blocks in fp64 with the problem's bf16 rounding points; the state advances.
+// `o_digits` 0: exact activations. 128 or 32: activations rounded to the digit image's two int8 levels first, with
+// that group size at o_proj; what is then left of a kernel's error is fp32 arithmetic.
 inline HostOutput oracle(const HostLayer (&model)[kLayers], HostState& state, const std::vector<uint16_t>& token,
-                         bool bf16_weights) {
+                         bool bf16_weights, int o_digits) {
     HostOutput out;
-    std::vector<double> h(kHidden), x(kHidden), mixed(4 * kC), o(kC), y(kHidden), beta(kHeads);
+    std::vector<double> h(kHidden), x(kHidden), projected, mixed(4 * kC), o(kC), y(kHidden), beta(kHeads);
     for (int c = 0; c < kHidden; ++c) h[c] = kb::bf16_to_float(token[c]);
     for (int l = 0; l < kLayers; ++l) {
         const HostLayer& w = model[l];
@@ -152,7 +168,9 @@ inline HostOutput oracle(const HostLayer (&model)[kLayers], HostState& state, co
         for (double v : h) square += v * v;
         const double rstd = 1.0 / std::sqrt(square / kHidden + 1e-6);
         for (int c = 0; c < kHidden; ++c) x[c] = rounded(h[c] * rstd * kb::bf16_to_float(w.norm_w[c]));
-        parallel(4, [&](int m) { w.proj[m].apply(x.data(), &mixed[m * kC], bf16_weights); });
+        if (o_digits) round_to_digits(projected = x, kXGroup);
+        else projected = x;
+        parallel(4, [&](int m) { w.proj[m].apply(projected.data(), &mixed[m * kC], bf16_weights); });
         for (double& v : mixed) v = rounded(v);
         for (int head = 0; head < kHeads; ++head) {
             double sum = 0;
@@ -186,6 +204,7 @@ inline HostOutput oracle(const HostLayer (&model)[kLayers], HostState& state, co
                 o[head * kD + c] = rounded(sum);
             }
         }
+        if (o_digits) round_to_digits(o, o_digits);
         w.o_proj.apply(o.data(), y.data(), bf16_weights);
         for (int c = 0; c < kHidden; ++c) y[c] = rounded(y[c]), h[c] = rounded(h[c] + y[c]);
         out.y[l].assign(y.begin(), y.end());

@@ -8,7 +8,7 @@
 namespace day_one {
 
 constexpr int kFusedPages = 1 + QkvgShape::kPages + 1 + kORowItems;
-enum FusedStamp { kEntered, kNormed, kProjected, kPublished, kCollected, kStated, kAdded, kExchanged };
+enum FusedStamp { kEntered, kSummed, kNormed, kProjected, kPublished, kCollected, kStated, kImaged, kAdded, kExchanged };
 
 // Load order: aux (norm weight; conv weights and windows, or the beta row), 9 projection pages, S, 3 o_proj pages.
 __device__ __forceinline__ void fused_produce(const Params& p, Memory& m) {
@@ -27,22 +27,22 @@ __device__ __forceinline__ void fused_produce(const Params& p, Memory& m) {
         } else {
             kb::copy_bytes<Beta::kPageBytes>(page + Norm::kPageBytes, layer.beta_w + head * kHidden, t);
         }
-        out.end(l, false);
+        out.end();
         const uint8_t* next = layer.pages + static_cast<size_t>(blockIdx.x) * kFusedBlockBytes;
 #pragma unroll 1
         for (int i = 0; i < QkvgShape::kPages; ++i, next += QkvgShape::kPageBytes) {
             page = out.begin();
             kb::copy_bytes<QkvgShape::kPageBytes>(page, next, t);
-            out.end(l, false);
+            out.end();
         }
         page = out.begin();
         kb::copy_rows<kD, kDv * 4, kD * 4>(page, layer.s + head * kD * kD + part * kDv, t);
-        out.end(l, false);
+        out.end();
 #pragma unroll 1
         for (int i = 0; i < kORowItems; ++i, next += ORowsShape::kPageBytes) {
             page = out.begin();
             kb::copy_bytes<ORowsShape::kPageBytes>(page, next, t);
-            out.end(l, i > 0);
+            out.end();
         }
     }
     kb::cp_async_wait<0>();
@@ -114,9 +114,11 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
     kb::Guard guard{p.control, &m.ring.aborted, 0};
     kb::Consumer<decltype(m.ring)> in{m.ring};
     const uint32_t first = __ldcg(&p.control->epoch) * kLayers;
-    const kb::DigitImage<128> image{m.image};
+    const kb::DigitImage<kXGroup> image{m.image};
     const kb::DigitImage<kDv> o_image{m.image};
     uint64_t* mail = p.mailbox + head * kMailWords;
+    const int slice = head * kD * kD + part * kDv;
+    State::Regs state;
 #pragma unroll 1
     for (int l = 0; l < kLayers; ++l) {
         const Layer& layer = p.layer[l];
@@ -127,10 +129,13 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
         // norm
         Norm::Regs norm;
         Norm::enter(team, FusedResidual{p, m.residual, l, exchange}, norm, m.norm_scratch);
+        kb::stamp(team, p.stamps, l, kLayers, kSummed);
         const unsigned char* page = in.wait(guard);
         Norm::consume(team, 0, 0, page, norm, NormedRow{image, m.row});
         team.sync();
         kb::stamp(team, p.stamps, l, kLayers, kNormed);
+        kb::set_quiet(team, m.ring, false);
+        if (l > 0) State::retire(team, 0, state, StateSink{p.layer[l - 1].s + slice});
         // conv operands into registers, or beta
         kb::ShortConv<kD>::Regs conv;
         Beta::Regs beta;
@@ -148,6 +153,7 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
             in.release(team, 2);
         }
         Qkvg::finish(team, 0, qkvg, m.scratch, FusedQkvgSink{m.raw, mail + part * kD, part == 3, tag});
+        kb::set_quiet(team, m.ring, true);
         kb::stamp(team, p.stamps, l, kLayers, kProjected);
         if (part == 3) {
             Beta::finish(team, head, beta, m.norm_scratch, TaggedBetaSink{mail + 4 * kD, tag});
@@ -165,18 +171,17 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
         team.sync();
         kb::stamp(team, p.stamps, l, kLayers, kCollected);
         // state
-        State::Regs state;
         const HeadView view{m, part * kDv};
         State::consume(team, 0, 0, in.wait(guard), state, view, m.scratch);
         in.release(team, 1);
         in.next();
-        State::finish(team, 0, state, view, m.scratch,
-                      StateSink{layer.s + head * kD * kD + part * kDv, m.o});
+        State::finish(team, 0, state, view, m.scratch, OSink{m.o});
         team.sync();
+        kb::stamp(team, p.stamps, l, kLayers, kStated);
         // o_proj by rows
         ORows::enter(team, OView{m.o}, o_image);
         team.sync();
-        kb::stamp(team, p.stamps, l, kLayers, kStated);
+        kb::stamp(team, p.stamps, l, kLayers, kImaged);
         float* sums = kb::replica(p.sums, kHidden, exchange, part);
 #pragma unroll 1
         for (int i = 0; i < kORowItems; ++i, in.next()) {
@@ -188,9 +193,10 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
             ORows::finish(team, i, rows, nullptr, AddSink{sums + i * ORowsShape::kCols});
         }
         kb::stamp(team, p.stamps, l, kLayers, kAdded);
-        kb::grid_barrier(team, m.ring, guard, (exchange + 1) * kBlocks);
+        kb::grid_barrier(team, guard, (exchange + 1) * kBlocks);
         kb::stamp(team, p.stamps, l, kLayers, kExchanged);
     }
+    State::retire(team, 0, state, StateSink{p.layer[kLayers - 1].s + slice});
     // emit: each block rounds and writes the octets it owns
     for (int octet = blockIdx.x; octet < kHidden / 8; octet += kBlocks) {
         if (octet / kBlocks != team.rank) continue;

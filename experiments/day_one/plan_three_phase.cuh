@@ -27,27 +27,27 @@ __device__ __forceinline__ void phased_produce(const Params& p, Memory& m) {
         kb::copy_bytes<Norm::kPageBytes>(page, layer.norm_w, t);
         if (part == 3)
             kb::copy_bytes<Beta::kPageBytes>(page + Norm::kPageBytes, layer.beta_w + head * kHidden, t);
-        out.end(3 * l, false);
+        out.end();
         const uint8_t* next = layer.pages + static_cast<size_t>(blockIdx.x) * kPhasedBlockBytes;
 #pragma unroll 1
         for (int i = 0; i < QkvgShape::kPages; ++i, next += QkvgShape::kPageBytes) {
             page = out.begin();
             kb::copy_bytes<QkvgShape::kPageBytes>(page, next, t);
-            out.end(3 * l, i + 2 >= QkvgShape::kPages);
+            out.end();
         }
         page = out.begin();
         load_conv<kD>(page + kConvQ, layer, 0, head * kD, t);
         load_conv<kD>(page + kConvK, layer, 1, head * kD, t);
         load_conv<kDv>(page + kConvV, layer, 2, head * kD + part * kDv, t);
-        out.end(3 * l + 1, true);
+        out.end();
         page = out.begin();
         kb::copy_rows<kD, kDv * 4, kD * 4>(page, layer.s + head * kD * kD + part * kDv, t);
-        out.end(3 * l + 1, true);
+        out.end();
 #pragma unroll 1
         for (int i = 0; i < OColumnsShape::kPages; ++i, next += OColumnsShape::kPageBytes) {
             page = out.begin();
             kb::copy_bytes<OColumnsShape::kPageBytes>(page, next, t);
-            out.end(3 * l + 2, i + 2 >= OColumnsShape::kPages);
+            out.end();
         }
     }
     kb::cp_async_wait<0>();
@@ -106,7 +106,8 @@ __device__ __forceinline__ void phased_consume(const Params& p, Memory& m) {
     kb::Guard guard{p.control, &m.ring.aborted, 0};
     kb::Consumer<decltype(m.ring)> in{m.ring};
     uint32_t target = __ldcg(&p.control->epoch) * (3 * kLayers * kBlocks);
-    const kb::DigitImage<128> image{m.image};
+    const kb::DigitImage<kXGroup> image{m.image};
+    const kb::DigitImage<128> o_image{m.image};
     float* mixed = p.qkvg + head * 4 * kD;
 #pragma unroll 1
     for (int l = 0; l < kLayers; ++l) {
@@ -121,6 +122,7 @@ __device__ __forceinline__ void phased_consume(const Params& p, Memory& m) {
         Norm::consume(team, 0, 0, page, norm, NormedRow{image, m.row});
         team.sync();
         kb::stamp(team, p.stamps, l, kLayers, kP1Normed);
+        kb::set_quiet(team, m.ring, false);
         Beta::Regs beta;
         if (part == 3) Beta::consume(team, head, 0, page + Norm::kPageBytes, beta, RowView{m.row});
         in.release(team, 1);
@@ -135,8 +137,9 @@ __device__ __forceinline__ void phased_consume(const Params& p, Memory& m) {
         }
         Qkvg::finish(team, 0, qkvg, m.scratch, OwnSink{mixed + part * kD});
         if (part == 3) Beta::finish(team, head, beta, m.norm_scratch, OwnSink{p.beta + head});
+        kb::set_quiet(team, m.ring, true);
         kb::stamp(team, p.stamps, l, kLayers, kP1Done);
-        kb::grid_barrier(team, m.ring, guard, target += kBlocks);
+        kb::grid_barrier(team, guard, target += kBlocks);
         kb::stamp(team, p.stamps, l, kLayers, kP1Barrier);
         // phase 2
         guard.phase = 3 * l + 1;
@@ -165,28 +168,28 @@ __device__ __forceinline__ void phased_consume(const Params& p, Memory& m) {
         State::consume(team, 0, 0, in.wait(guard), state, view, m.scratch);
         in.release(team, 1);
         in.next();
-        State::finish(team, 0, state, view, m.scratch,
-                      StateSink{layer.s + head * kD * kD + slice, p.o + head * kD + slice});
+        State::finish(team, 0, state, view, m.scratch, OSink{p.o + head * kD + slice});
         kb::stamp(team, p.stamps, l, kLayers, kP2Done);
-        kb::grid_barrier(team, m.ring, guard, target += kBlocks);
+        kb::grid_barrier(team, guard, target += kBlocks);
         kb::stamp(team, p.stamps, l, kLayers, kP2Barrier);
         // phase 3
         guard.phase = 3 * l + 2;
         kb::delay(p.delay_seed, guard.phase);
-        OColumns::enter(team, GlobalO{p.o}, image);
+        OColumns::enter(team, GlobalO{p.o}, o_image);
         team.sync();
         kb::stamp(team, p.stamps, l, kLayers, kP3Imaged);
+        State::retire(team, 0, state, StateSink{layer.s + head * kD * kD + slice});
         OColumns::Regs columns;
         OColumns::begin(columns);
 #pragma unroll 1
         for (int i = 0; i < OColumnsShape::kPages; ++i, in.next()) {
             if (i % kb::Team::kSets != team.set()) continue;
-            OColumns::consume(team, 0, i, in.wait(guard), columns, image);
+            OColumns::consume(team, 0, i, in.wait(guard), columns, o_image);
             in.release(team, 2);
         }
         OColumns::finish(team, 0, columns, m.scratch, OwnSink{p.y + l * kHidden + blockIdx.x * kOwnColumns});
         kb::stamp(team, p.stamps, l, kLayers, kP3Done);
-        kb::grid_barrier(team, m.ring, guard, target += kBlocks);
+        kb::grid_barrier(team, guard, target += kBlocks);
         kb::stamp(team, p.stamps, l, kLayers, kP3Barrier);
     }
     for (int octet = blockIdx.x; octet < kHidden / 8; octet += kBlocks) {

@@ -14,8 +14,9 @@ constexpr int kTeam = 4, kBlocks = kHeads * kTeam, kDv = kD / kTeam, kOwnColumns
 using Norm = kb::RmsNorm<kHidden>;
 using Beta = kb::BetaDot<kHidden>;
 using State = kb::KdaState<kDv>;
-using Qkvg = kb::GemvDp4a<kb::GemvShape<kD, 1, 128, 2, kHidden / 256, 2>>;
-using QkvgShape = kb::GemvShape<kD, 1, 128, 2, kHidden / 256, 2>;
+constexpr int kXGroup = 64;  // digit group of the normed row: a thread owns two columns x 64 k
+using QkvgShape = kb::GemvShape<kD, 2, kXGroup, 256 / kXGroup, kHidden / 256, 2>;
+using Qkvg = kb::GemvDp4a<QkvgShape>;
 // o_proj, two shardings of one source. Rows: an item is 768 columns x the block's 32 k; sets take items in turn.
 using OColumnsShape = kb::GemvShape<kOwnColumns, 1, 128, 8, kC / 1024, 2>;
 using ORowsShape = kb::GemvShape<768, 3, kDv, 1, 1, 1>;
@@ -90,7 +91,7 @@ __device__ __forceinline__ uint4 pack8(const float (&x)[8]) {  // x is bf16-valu
 
 // Row sink of the norm: digit image for the projections, bf16 row for beta.
 struct NormedRow {
-    kb::DigitImage<128> image;
+    kb::DigitImage<kXGroup> image;
     uint16_t* row;
     __device__ __forceinline__ void x8(int octet, const float (&x)[8]) const {
         image.put8(octet, x, true);
@@ -115,10 +116,12 @@ struct HeadView {
     __device__ __forceinline__ float gate(int i) const { return m.mixed[3][i]; }
     __device__ __forceinline__ float beta() const { return m.beta; }
 };
-struct StateSink {
-    float* s;    // this block's slice of S: row pitch 128
+struct OSink {
     float* out;  // 32 o-values
     __device__ __forceinline__ void o(int c, float v) const { out[c] = v; }
+};
+struct StateSink {
+    float* s;  // this block's slice of S: row pitch 128
     __device__ __forceinline__ void state(int k, int c, float v) const { s[k * kD + c] = v; }
 };
 

@@ -32,7 +32,8 @@ class Truth:
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"the truth is computed in float32 or float64, not {dtype}")
         self.dims = dims
-        self._math = NodeMath(dims, weights, dtype, cache_bytes)
+        self.weights = weights
+        self.math = NodeMath(dims, weights, dtype, cache_bytes)
         self._nodes = node_specs(dims)
         self._absorb = absorb
 
@@ -44,12 +45,12 @@ class Truth:
         one row); the tensors passed in are not written to. `trace` receives every edge tensor by name.
         """
         edges: Edges = {} if trace is None else trace
-        edges["token"] = token.to(self._math.dtype)
+        edges["token"] = token.to(self.math.dtype)
         for spec in self._nodes:
             if not self._absorb and spec.kind in ("absorb", "wv"):
                 continue
             made = self._rows(spec, edges, state, position) if (
-                not self._absorb and spec.kind == "attend") else self._math.run(
+                not self._absorb and spec.kind == "attend") else self.math.run(
                 spec, {name: edges[name] for name in spec.inputs}, state, position)
             for name, tensor in made.items():
                 (state if name in spec.writes else edges)[name] = tensor
@@ -59,7 +60,7 @@ class Truth:
         """o of an MLA block from keys and values of every row (`append` has already run in a whole step)."""
         dims, own, block = self.dims, f"L{spec.layer}.", f"blocks.{spec.layer}"
         with torch.no_grad():
-            key_half, value_half = self._math.kv_b(f"{block}.attn")
+            key_half, value_half = self.math.kv_b(f"{block}.attn")
             rows, kr = state[f"{block}.c_kv"][:position + 1], state[f"{block}.k_rope"][:position + 1]
             keys = torch.einsum("lc,chd->lhd", rows, key_half)
             values = torch.einsum("lc,chv->lhv", rows, value_half)

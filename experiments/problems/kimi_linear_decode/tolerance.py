@@ -7,7 +7,10 @@ baseline's worst. Pure copies (older window rows, cached rows) must be equal bit
 **Router near ties.** If two experts compete for the last routed place by less than what bf16 costs, truth and an
 honest implementation may choose different ones, and their outputs differ by a whole expert: a comparison of
 values then says nothing about correctness. Such cases are redrawn (``draw_case``); ``routing_gap`` decides, on the
-truth alone, so a candidate has no say in which cases are judged.
+truth alone, so a candidate has no say in which cases are judged. Measured on the baseline, logits are off by 0.6 %
+(median) to 1.2 % (worst) of their RMS in the last block, and no experts changed places over a gap above 0.8 %; the
+margin is 2 %. Under probe weights with large router rows the *weights* can be as ill-conditioned: a case is also
+redrawn if ``routing_slope`` says that such a logit error would move a weight by more than about one percent.
 """
 
 from __future__ import annotations
@@ -27,11 +30,12 @@ from .reference import Truth
 Step = Callable[[Tensor, dict[str, Tensor], int], Tensor]
 
 RMS_FACTOR = 2.0
-ELEMENT_FACTOR = 8.0
+ELEMENT_FACTOR = 4.0  # torch_best, a different honest implementation, stays within 1.7
 # What one rounding to the storage type costs: no bound is set below it, however exact the baseline was by luck.
 FLOORS = {"bf16": 2.0 ** -9, "f32": 1e-5}
 ROUTING_MARGIN = 0.02
-NEGLIGIBLE_PROBABILITY = 1e-4
+MAX_ROUTING_SLOPE = 1.0
+NEGLIGIBLE_SHARE = 1e-4
 REDRAWS = 200
 REDRAW_STRIDE = 1_000_003
 FLOAT64_MAX_HIDDEN = 1024
@@ -77,22 +81,40 @@ def truth_dtype(dims: Dims) -> torch.dtype:
     return torch.float64 if dims.hidden <= FLOAT64_MAX_HIDDEN else torch.float32
 
 
-def routing_gap(dims: Dims, trace: Mapping[str, Tensor]) -> float:
-    """Smallest distance, over all blocks, between the last routed and the first unrouted expert.
+def _logit_units(weights: Mapping[str, Tensor], trace: Mapping[str, Tensor], layer: int) -> Tensor:
+    """What each logit of a block would be for an input of this size in an average direction: its error scale."""
+    rows = weights[f"blocks.{layer}.moe.router.weight"].double()
+    return rows.norm(dim=1) * trace[f"L{layer}.x2"].double().square().mean().sqrt()
 
-    In units of the RMS of that block's logits. Blocks where both experts are negligible (each under
-    NEGLIGIBLE_PROBABILITY of the routed probability) do not count: choosing the other changes nothing.
+
+def routing_gap(dims: Dims, weights: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> float:
+    """Smallest distance, over all blocks, between a routed and an unrouted expert, in units of their logits.
+
+    Routed experts of under NEGLIGIBLE_SHARE of the weight do not count: another in their place changes nothing.
     """
     gap = float("inf")
     for i in range(len(dims.layers) if dims.moe else 0):
+        unit = _logit_units(weights, trace, i)
         logits = trace[f"L{i}.logits"].double()
-        top, _ = torch.sort(logits, descending=True)
-        p = torch.softmax(top, dim=0)
-        if float(p[dims.top_k - 1] / p[:dims.top_k].sum()) < NEGLIGIBLE_PROBABILITY:
-            continue
-        distance = float(top[dims.top_k - 1] - top[dims.top_k])
-        gap = min(gap, distance / max(float(logits.square().mean().sqrt()), 1e-30))
+        ids = trace[f"L{i}.ids"].long()[trace[f"L{i}.w"] >= NEGLIGIBLE_SHARE * dims.route_scale]
+        others = torch.ones_like(logits, dtype=torch.bool)
+        others[trace[f"L{i}.ids"].long()] = False
+        mean_unit = ((unit[ids].square()[:, None] + unit[others].square()) / 2).sqrt()
+        gap = min(gap, float(((logits[ids][:, None] - logits[others]) / mean_unit).min()))
     return gap
+
+
+def routing_slope(dims: Dims, weights: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> float:
+    """Largest change, over blocks and routed experts, of a normalised weight per relative error of its logit.
+
+    That is share * (1 - share) * the logit's unit: about 0.2 under ordinary weights.
+    """
+    slope = 0.0
+    for i in range(len(dims.layers) if dims.moe else 0):
+        share = trace[f"L{i}.w"].double() / dims.route_scale
+        unit = _logit_units(weights, trace, i)[trace[f"L{i}.ids"].long()]
+        slope = max(slope, float((share * (1 - share) * unit).max()))
+    return slope
 
 
 def chain(step: Step, token: Tensor, state: Mapping[str, Tensor], position: int, steps: int) -> Outcome:
@@ -106,24 +128,24 @@ def chain(step: Step, token: Tensor, state: Mapping[str, Tensor], position: int,
 
 def draw_case(truth: Truth, context: int, seed: int, steps: int = 1,
               margin: float = ROUTING_MARGIN) -> Case:
-    """The first case from `seed` on whose truth keeps a routing gap of `margin` in every step.
+    """The first case from `seed` on whose truth routes clearly, with a gap of `margin`, in every step.
 
     A margin of 0 keeps every draw. Redraws take fixed strides of the seed, so the result is reproducible.
     """
-    dims = truth.dims
+    dims, weights = truth.dims, truth.weights
     for attempt in range(REDRAWS):
         used = seed + attempt * REDRAW_STRIDE
         token, state = make_case(dims, context, used)
-        gaps: list[float] = []
+        clear: list[bool] = []
 
-        def traced(hidden: Tensor, own: dict[str, Tensor], position: int, gaps: list[float] = gaps) -> Tensor:
+        def traced(hidden: Tensor, own: dict[str, Tensor], position: int, clear: list[bool] = clear) -> Tensor:
             trace: dict[str, Tensor] = {}
             made = truth.step(hidden, own, position, trace)
-            gaps.append(routing_gap(dims, trace))
+            clear.append(routing_gap(dims, weights, trace) >= margin and routing_slope(dims, weights, trace) <= MAX_ROUTING_SLOPE)
             return made
 
         expected = chain(traced, token, state, context, steps)
-        if min(gaps) >= margin:
+        if all(clear) or margin <= 0:
             return Case(token, state, context, steps, used, expected)
     raise RuntimeError(f"no case of {REDRAWS} keeps a routing gap of {margin} over {steps} steps: "
                        "use fewer steps or a smaller margin")

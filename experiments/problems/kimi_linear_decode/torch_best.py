@@ -157,7 +157,8 @@ class TorchBest:
         delta = beta * (v - both[:, 0])
         o = both[:, 1] + (q * k).sum(-1, keepdim=True) * delta
         s.mul_(decay[..., None]).addcmul_(k[..., None], delta[:, None])
-        return o.view(1, -1).to(BF16)
+        flat: Tensor = o.view(1, -1).to(BF16)
+        return flat
 
     def _mla(self, block: str, w: _Mla, x: Tensor, state: dict[str, Tensor], position: int) -> Tensor:
         dims = self.dims

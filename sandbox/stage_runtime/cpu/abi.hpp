@@ -18,7 +18,7 @@ public:
         packed_.reset(new Arena(packed + 4096));
         for (int i = 0; i < plan::kBlocks; ++i) {
             crew_.block(i).scratch = scratch_->data() + scratch * size_t(i);
-            stamps_[i].assign(size_t(plan::kPhaseCount) * 2, 0);
+            stamps_[i].assign(size_t(plan::kPhaseCount) * 3, 0);
             crew_.block(i).stamps = stamps_[i].data();
         }
         for (int i = 0; i < plan::kNodeCount; ++i) pack_node(i, weights, n);
@@ -94,7 +94,7 @@ public:
         }
         return error = std::string("no buffer '") + tensor + "'", 1;
     }
-    int stamps(uint64_t* ns, int capacity) {  // [block][phase][2], ns since the step's start
+    int stamps(uint64_t* ns, int capacity) {  // [block][phase][begin, end of work, end of barrier], ns since the step's start
         int n = 0;
         for (int b = 0; b < plan::kBlocks; ++b)
             for (size_t i = 0; i < stamps_[b].size(); ++i, ++n)
@@ -167,15 +167,16 @@ private:
         b.passed = 0;
         for (int p = 0; p <= last_; ++p) {
             const PhaseInfo& phase = plan::kPhases[p];
+            b.stamps[3 * p] = now_ns();
             for (int z = 0; z < phase.zero_count; ++z) {
                 const BufferInfo& f = plan::kBuffers[phase.zero[z].buffer];
                 for (int c = 0; c < f.copies; ++c)
                     if (phase.zero[z].by[c] == b.id) std::memset(arena_.data() + f.offset + size_t(c) * f.bytes, 0, f.bytes);
             }
             if (!phase.run(b, phase_args_[p], run_, grid_, p)) return;
-            b.stamps[2 * p] = now_ns();
+            b.stamps[3 * p + 1] = now_ns();
             if (phase.barrier && p < last_ && !grid_.barrier(b, p)) return;
-            b.stamps[2 * p + 1] = now_ns();
+            b.stamps[3 * p + 2] = now_ns();
         }
     }
 

@@ -68,9 +68,6 @@ struct Zero {
     int buffer;
     const int* by;  // block that zeroes copy c
 };
-struct PhaseArgs {
-    const StepArgs* steps;
-};
 using PhaseFn = bool (*)(Block&, const StepArgs*, Launch, Grid&, int phase);
 struct PhaseInfo {
     const char* name;

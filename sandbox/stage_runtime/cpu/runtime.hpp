@@ -76,7 +76,7 @@ struct Block {  // one worker
     int id = 0, count = 1;
     uint64_t passed = 0;  // barriers passed in this step
     std::byte* scratch = nullptr;
-    uint64_t* stamps = nullptr;  // [phase][2]: end of work, end of barrier
+    uint64_t* stamps = nullptr;  // [phase][3]: begin, end of work, end of barrier
 };
 
 // Everything the blocks share.

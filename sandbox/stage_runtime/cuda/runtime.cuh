@@ -141,7 +141,7 @@ struct RingMemory {
     static constexpr int kSlots = Slots, kSlotBytes = SlotBytes;
     alignas(128) unsigned char slot[Slots][SlotBytes];
     uint64_t full[Slots], empty[Slots];
-    volatile uint32_t opened;  // barriers this block has passed: the producer narrows its cap before the next one
+    volatile uint32_t quiet;  // the consumers are in a chain of short waits: the producer narrows its cap
     volatile uint32_t aborted;
 };
 
@@ -152,9 +152,16 @@ __device__ __forceinline__ void ring_init(Memory& m) {
             mbarrier_init(shared_address(&m.full[i]), kProducers);
             mbarrier_init(shared_address(&m.empty[i]), kConsumerWarps);
         }
-        m.opened = 0, m.aborted = 0;
+        m.quiet = 0, m.aborted = 0;
     }
     __syncthreads();
+}
+
+// Hint of the consume order to the producer: everything to L2 queues behind the stream, so while the consumers
+// hop, exchange and wait, fewer bytes should be in flight.
+template <class Memory>
+__device__ __forceinline__ void set_quiet(const Team& team, Memory& m, bool quiet) {
+    if (team.rank == 0) m.quiet = quiet;
 }
 
 struct Cursor {
@@ -196,7 +203,7 @@ struct Producer {
     Memory& m;
     Guard guard;
     int thread;
-    int wide, narrow;  // pages in flight: in the body of a phase / near its end and until its barrier opens
+    int wide, narrow;  // pages in flight: while the consumers stream / while they are quiet
     Cursor at{};
 
     __device__ __forceinline__ uint32_t begin() {
@@ -204,11 +211,11 @@ struct Producer {
         guard.spin(kCounterEmpty, at.slot, [&](uint32_t&) { return mbarrier_try_wait(bar, at.parity ^ 1); });
         return shared_address(m.slot[at.slot]);
     }
-    __device__ __forceinline__ void end(uint32_t phase, bool near_end) {
+    __device__ __forceinline__ void end() {
         cp_async_arrive(shared_address(&m.full[at.slot]));
         cp_async_commit();
         at.advance<Memory::kSlots>();
-        switch (near_end || m.opened < phase ? narrow : wide) {
+        switch (m.quiet ? narrow : wide) {
             case 1: cp_async_wait<0>(); break;
             case 2: cp_async_wait<1>(); break;
             case 3: cp_async_wait<2>(); break;
@@ -240,8 +247,7 @@ struct Consumer {
 // ---------------------------------------------------------------- grid barrier, tags, accumulators, epochs
 
 // Release by one thread after the team barrier is enough: the barrier makes its add cumulative.
-template <class Memory>
-__device__ __forceinline__ void grid_barrier(const Team& team, Memory& m, const Guard& guard, uint32_t target) {
+__device__ __forceinline__ void grid_barrier(const Team& team, const Guard& guard, uint32_t target) {
     team.sync();
     if (team.rank == 0) {
         uint32_t* counter = &guard.control->barrier;
@@ -250,7 +256,6 @@ __device__ __forceinline__ void grid_barrier(const Team& team, Memory& m, const 
             seen = load_acquire(counter);
             return static_cast<int32_t>(seen - target) >= 0;
         });
-        m.opened = m.opened + 1;
     }
     team.sync();
 }

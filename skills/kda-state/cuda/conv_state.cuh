@@ -70,7 +70,7 @@ struct ShortConv {
         float sum = fresh * w[3];
 #pragma unroll
         for (int i = 0; i < 3; ++i) sum = fmaf(__uint_as_float(static_cast<uint32_t>(r.window[i]) << 16), w[i], sum);
-        out.put(team.rank, round_bf16(sum / (1.0f + __expf(-sum))));
+        out.put(team.rank, round_bf16(__fdividef(sum, 1.0f + __expf(-sum))));
         out.window(0, team.rank, r.window[1]);
         out.window(1, team.rank, r.window[2]);
         out.window(2, team.rank, __bfloat16_as_ushort(__float2bfloat16_rn(fresh)));
@@ -81,7 +81,8 @@ struct ShortConv {
 // One pass over S: o = (decayed S)'q + (k.q) * delta. exp(-softplus(x)) is computed as 1 / (1 + exp(x)).
 //   page  fp32 [128][Dv] slice of S
 //   in    q(k), k(k), gate(k), v(column), beta()   after convolution, bf16-valued
-//   out   o(column, value rounded to bf16), state(k, column, value)
+//   out   o(column, value rounded to bf16) in finish; state(k, column, value) in retire, which nothing in this
+//         launch waits for: the driver may call it after the next barrier, out of the way of the release
 template <int Dv>
 struct KdaState {
     static_assert(Dv == 32, "a lane per column");
@@ -95,7 +96,7 @@ struct KdaState {
                                                    const In& in, float* scratch) {
         const int row0 = team.warp() * kRows, lane = team.lane();
         const float* s = reinterpret_cast<const float*>(page);
-        const float decay = 1.0f / (1.0f + __expf(in.gate(row0 + lane % kRows)));
+        const float decay = __fdividef(1.0f, 1.0f + __expf(in.gate(row0 + lane % kRows)));
         float pred = 0.0f, read = 0.0f, qk = 0.0f;
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
@@ -115,7 +116,7 @@ struct KdaState {
         float pred = 0.0f;
 #pragma unroll
         for (int w = 0; w < Team::kWarps; ++w) pred += scratch[w * 2 * Dv + lane];
-        const float delta = (in.v(lane) - pred) / (1.0f + __expf(-in.beta()));
+        const float delta = __fdividef(in.v(lane) - pred, 1.0f + __expf(-in.beta()));
         if (team.warp() == 0) {
             float read = 0.0f, qk = 0.0f;
 #pragma unroll
@@ -124,7 +125,12 @@ struct KdaState {
             out.o(lane, round_bf16(fmaf(qk, delta, read)));
         }
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) out.state(row0 + i, lane, fmaf(in.k(row0 + i), delta, r.s[i]));
+        for (int i = 0; i < kRows; ++i) r.s[i] = fmaf(in.k(row0 + i), delta, r.s[i]);
+    }
+    template <class Out>
+    static __device__ __forceinline__ void retire(const Team& team, int, const Regs& r, const Out& out) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) out.state(team.warp() * kRows + i, team.lane(), r.s[i]);
     }
 };
 

@@ -65,10 +65,9 @@ struct Stage {
         for (int i = 0; i < C::NOPE / 16; ++i) v[i] = p.q.v16(size_t(16 * i)) * kb::load16(scales + 16 * i);
         Image x;
         quantise<C::LEVELS, C::NOPE>(v, x, [data](int i, kb::i32x16 integers) { return integers * widen_u8(data + kZeros + 16 * i); });
-        const std::byte* next = page + 1 < kPages ? data + kPageBytes : data;
         for (int half = 0; half < 2; ++half) {
             kb::i32x16 dot[4];
-            dot_tiles<4>(data + half * kBand, next + half * kBand, x, dot);
+            dot_tiles<4>(data + half * kBand, x, dot);
             for (int t = 0; t < 4; ++t) p.qa.put16(size_t(page) * 128 + half * 64 + 16 * t, to_f32(dot[t] - x.sum) * x.scale);
         }
     }

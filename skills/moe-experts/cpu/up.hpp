@@ -31,7 +31,7 @@ struct Stage {
     }
     static KB_INLINE void consume(kb::Team, const kb::Launch&, int, int page, const std::byte* data, const Ports& p, Regs&, std::byte* scratch) {
         kb::f32x16 y[kTiles];
-        Matrix::multiply(data, page, image(scratch), y);
+        Matrix::multiply(data, image(scratch), y);
         for (int t = 0; t < kTiles / 2; ++t)
             p.act.put16(size_t(page) * kOut + 16 * t, kb::silu16(y[t]) * y[kTiles / 2 + t]);
     }

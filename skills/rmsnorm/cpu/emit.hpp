@@ -9,6 +9,10 @@ struct Stage {
     static void begin(kb::Team, const kb::Launch&, int, const typename Cfg::Ports&, Regs&, std::byte*) {}
     static void finish(kb::Team, const kb::Launch& run, int, const typename Cfg::Ports& p, Regs&, std::byte*) {
         if (!run.writer) return;
-        for (int i = 0; i < Cfg::C; i += 16) p.hidden.put16(size_t(i), p.h_in.v16(size_t(i)) + kb::sum_v16(p.ys, size_t(i)));
+        for (int i = 0; i < Cfg::C; i += 16) {
+            float sum[16];  // rounded in a plain loop, which compilers turn into vector code; put16 of bf16 takes lanes one by one
+            kb::store16(sum, p.h_in.v16(size_t(i)) + kb::sum_v16(p.ys, size_t(i)));
+            for (int j = 0; j < 16; ++j) p.hidden.put(size_t(i + j), kb::to_bf16(sum[j]));
+        }
     }
 };

@@ -28,7 +28,7 @@ struct Stage {
     }
     static KB_INLINE void consume(kb::Team, const kb::Launch&, int, int page, const std::byte* data, const Ports& p, Regs&, std::byte* scratch) {
         kb::f32x16 y[Matrix::kColumns / 16];
-        Matrix::multiply(data, page, image(scratch), y);
+        Matrix::multiply(data, image(scratch), y);
         for (int t = 0; t < Matrix::kColumns / 16; ++t) p.y.put16(size_t(page) * Matrix::kColumns + 16 * t, y[t]);
     }
     static void finish(kb::Team, const kb::Launch&, int, const Ports&, Regs&, std::byte*) {}

@@ -1,7 +1,8 @@
 // W4A16 matrix-vector product by dp4a on two int8 levels of the activations (about 2e-5 relative RMS).
 // One source for every sharding; a Shape says how an item lies on pages and pages on threads.
 //   in  (image view)  group(g): address of one group of the digit image; enter() builds it from x8(octet, float[8])
-//   page              [column of the thread][chunk][strip] 16 B of nibbles, then bf16 scales, then u8 zero points
+//   page              [column of the thread][chunk][strip] 16 B of nibbles, then bf16 scales and u8 zero points,
+//                     both [128-group of the page][column]
 //   out (column sink) put(column of the item, fp32 sum); the sink rounds, adds or publishes
 #pragma once
 
@@ -12,6 +13,10 @@
 #include "../../../sandbox/stage_runtime/cuda/runtime.cuh"
 
 namespace kb {
+
+__device__ __forceinline__ uint32_t bytes4(const uint32_t* v) {  // the low bytes of four words
+    return __byte_perm(__byte_perm(v[0], v[1], 0x0040), __byte_perm(v[2], v[3], 0x0040), 0x5410);
+}
 
 // x ~ scale * (254 hi + lo); a group is hi[Group], lo[Group], {scale, sum of (254 hi + lo)}, 8 bytes of padding.
 // The padding shifts successive groups by four banks, so lanes of one warp may read different groups.
@@ -29,26 +34,27 @@ struct DigitImage {
         for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(x[i]));
 #pragma unroll
         for (int d = kLanes / 2; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-        const float scale = fmaxf(top, 1e-30f) * (1.0f / 127.0f), inverse = 1.0f / scale;
-        uint32_t hi[2] = {0, 0}, lo[2] = {0, 0};
-        int sum = 0;
+        const float scale = fmaxf(top, 1e-30f) * (1.0f / 127.0f), inverse = __frcp_rn(scale);
+        // Rounding by adding 1.5 * 2^23: the integer lands in the low mantissa bits, no conversion instructions.
+        // |q| <= 127 and |q - a| <= 0.5, so neither digit needs a clamp; the sums below are exact in fp32.
+        constexpr float kMagic = 12582912.0f;
+        uint32_t hi[8], lo[8];
+        float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const float q = x[i] * inverse;
-            const int a = max(-127, min(127, __float2int_rn(q)));
-            const int b = max(-127, min(127, __float2int_rn((q - a) * 254.0f)));
-            sum += 254 * a + b;
-            hi[i / 4] |= (a & 255) << (8 * (i % 4));
-            lo[i / 4] |= (b & 255) << (8 * (i % 4));
+            const float q = x[i] * inverse, s = q + kMagic, a = s - kMagic;
+            const float t = fmaf(q - a, 254.0f, kMagic);
+            sum += fmaf(254.0f, a, t - kMagic);
+            hi[i] = __float_as_uint(s), lo[i] = __float_as_uint(t);
         }
 #pragma unroll
         for (int d = kLanes / 2; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
         if (!live) return;
         const int g = octet / kLanes, k = (octet % kLanes) * 8;
         unsigned char* p = base + g * kStride;
-        *reinterpret_cast<uint2*>(p + k) = make_uint2(hi[0], hi[1]);
-        *reinterpret_cast<uint2*>(p + Group + k) = make_uint2(lo[0], lo[1]);
-        if (k == 0) *reinterpret_cast<uint2*>(p + 2 * Group) = make_uint2(__float_as_uint(scale / 254.0f), sum);
+        *reinterpret_cast<uint2*>(p + k) = make_uint2(bytes4(hi), bytes4(hi + 4));
+        *reinterpret_cast<uint2*>(p + Group + k) = make_uint2(bytes4(lo), bytes4(lo + 4));
+        if (k == 0) *reinterpret_cast<uint2*>(p + 2 * Group) = make_uint2(__float_as_uint(scale * (1.0f / 254.0f)), __float2int_rn(sum));
     }
 };
 
@@ -60,12 +66,17 @@ struct GemvShape {
     static constexpr int kPages = Pages, kSets = Sets;
     static constexpr int kLaneCols = Cols / ColsPerThread, kStrips = kLaneCols * GroupsPerPage;
     static constexpr int kChunks = Group / 32, kDepth = Pages * GroupsPerPage * Group;
-    static constexpr int kScaleAt = kStrips * kCpt * kChunks * 16, kZeroAt = kScaleAt + kStrips * kCpt * 2;
-    static constexpr int kPageBytes = (kZeroAt + kStrips * kCpt + 15) / 16 * 16;
+    static constexpr int kPageDepth = GroupsPerPage * Group, kScales = (kPageDepth + 127) / 128 * Cols;
+    static constexpr int kScaleAt = kStrips * kCpt * kChunks * 16, kZeroAt = kScaleAt + kScales * 2;
+    static constexpr int kPageBytes = (kZeroAt + kScales + 15) / 16 * 16;
+    static __host__ __device__ constexpr int scale_index(int strip, int c) {
+        return strip / kLaneCols * Group / 128 * Cols + c * kLaneCols + strip % kLaneCols;
+    }
     static constexpr int kPartials = GroupsPerPage * Sets;
     static constexpr int kScratchBytes = kPartials == 1 ? 0 : kPartials * Cols * 4;
     static constexpr int kImageBytes = kDepth / Group * DigitImage<Group>::kStride;
     static_assert(Cols % ColsPerThread == 0 && kStrips <= Team::kSetSize && 128 % Group == 0);
+    static_assert(kPageDepth % 128 == 0 || 128 % kPageDepth == 0, "a page ends where a weight group ends, or inside");
 };
 
 __device__ __forceinline__ int dp4a_us(uint32_t a, uint32_t b, int c) {  // unsigned nibbles, signed digits
@@ -97,7 +108,7 @@ struct GemvDp4a {
         for (int c = 0; c < S::kCpt; ++c) r.sum[c] = 0.0f;
     }
 
-    // One set of warps, one page: a thread owns kCpt columns x one group of k.
+    // One set of warps, one page: a thread owns kCpt columns x one group of k, so each activation it loads serves kCpt.
     template <class Image>
     static __device__ __forceinline__ void consume(const Team& team, int, int page_index, const unsigned char* page,
                                                    Regs& r, const Image& image) {
@@ -108,26 +119,29 @@ struct GemvDp4a {
         const uint4* hi = reinterpret_cast<const uint4*>(g);
         const uint4* lo = reinterpret_cast<const uint4*>(g + S::kGroup);
         const uint2 meta = *reinterpret_cast<const uint2*>(g + 2 * S::kGroup);
+        int hi_low[S::kCpt] = {}, hi_high[S::kCpt] = {}, lo_low[S::kCpt] = {}, lo_high[S::kCpt] = {};
 #pragma unroll
-        for (int c = 0; c < S::kCpt; ++c) {
-            // High nibbles stay where they are and count 16 times: no shift in the loop.
-            int hi_low = 0, hi_high = 0, lo_low = 0, lo_high = 0;
+        for (int i = 0; i < S::kChunks; ++i) {
+            const uint4 a0 = hi[2 * i], a1 = hi[2 * i + 1], b0 = lo[2 * i], b1 = lo[2 * i + 1];
+            const uint32_t a[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w};
+            const uint32_t b[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
 #pragma unroll
-            for (int i = 0; i < S::kChunks; ++i) {
+            for (int c = 0; c < S::kCpt; ++c) {
                 const uint4 w4 = weights[(c * S::kChunks + i) * S::kStrips];
                 const uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
-                const uint4 a0 = hi[2 * i], a1 = hi[2 * i + 1], b0 = lo[2 * i], b1 = lo[2 * i + 1];
-                const uint32_t a[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w};
-                const uint32_t b[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
+                // High nibbles stay where they are and count 16 times: no shift in the loop.
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const uint32_t low = w[j] & 0x0f0f0f0fu, high = w[j] & 0xf0f0f0f0u;
-                    hi_low = dp4a_us(low, a[2 * j], hi_low), hi_high = dp4a_us(high, a[2 * j + 1], hi_high);
-                    lo_low = dp4a_us(low, b[2 * j], lo_low), lo_high = dp4a_us(high, b[2 * j + 1], lo_high);
+                    hi_low[c] = dp4a_us(low, a[2 * j], hi_low[c]), hi_high[c] = dp4a_us(high, a[2 * j + 1], hi_high[c]);
+                    lo_low[c] = dp4a_us(low, b[2 * j], lo_low[c]), lo_high[c] = dp4a_us(high, b[2 * j + 1], lo_high[c]);
                 }
             }
-            const int dot = 254 * (hi_low + (hi_high >> 4)) + lo_low + (lo_high >> 4);
-            const int at = c * S::kStrips + t;
+        }
+#pragma unroll
+        for (int c = 0; c < S::kCpt; ++c) {
+            const int dot = 254 * (hi_low[c] + (hi_high[c] >> 4)) + lo_low[c] + (lo_high[c] >> 4);
+            const int at = S::scale_index(t, c);
             const uint32_t scale = reinterpret_cast<const uint16_t*>(page + S::kScaleAt)[at];
             const int zero = page[S::kZeroAt + at];
             r.sum[c] = fmaf(static_cast<float>(dot - zero * static_cast<int>(meta.y)),
@@ -142,8 +156,12 @@ struct GemvDp4a {
 #pragma unroll
             for (int c = 0; c < S::kCpt; ++c) out.put(c * S::kLaneCols + t, r.sum[c]);
         } else {
-            static_assert(S::kCpt == 1 && S::kSets == Team::kSets);
-            if (t < S::kStrips) scratch[team.set() * S::kStrips + t] = r.sum[0];
+            static_assert(S::kSets == Team::kSets);
+            if (t < S::kStrips)
+#pragma unroll
+                for (int c = 0; c < S::kCpt; ++c)
+                    scratch[(team.set() * S::kGroups + t / S::kLaneCols) * S::kCols + c * S::kLaneCols + t % S::kLaneCols] =
+                        r.sum[c];
             team.sync();
             if (team.rank < S::kCols) {
                 float sum = 0.0f;
@@ -174,7 +192,7 @@ inline float bf16_to_float(uint16_t v) {
 // Nibble position of k inside a 16-byte chunk of 32 k: byte b of word j holds k = 8j+b low and 8j+4+b high.
 inline int nibble_of(int k) { return (k / 8) * 8 + (k % 4) * 2 + (k % 8) / 4; }
 
-// Calls f(column, first k, strip * kCpt slot) for each (strip, column of the thread) of the page.
+// Calls f(column, first k, strip, column of the thread) for each (strip, column of the thread) of the page.
 template <class S, class F>
 void for_each_strip(int column0, int k0, F f) {
     for (int t = 0; t < S::kStrips; ++t)
@@ -196,8 +214,8 @@ void pack_page(const QuantLinear& w, int column0, int k0, uint8_t* page) {
         const float zero = bf16_to_float(w.zeros[g]);
         if (!(zero >= 0.0f && zero <= 15.0f) || zero != std::floor(zero))
             throw std::invalid_argument("zero point is not an integer in 0..15: use a stage with real zero points");
-        std::memcpy(page + S::kScaleAt + (c * S::kStrips + t) * 2, &w.scales[g], 2);
-        page[S::kZeroAt + c * S::kStrips + t] = static_cast<uint8_t>(zero);
+        std::memcpy(page + S::kScaleAt + S::scale_index(t, c) * 2, &w.scales[g], 2);
+        page[S::kZeroAt + S::scale_index(t, c)] = static_cast<uint8_t>(zero);
     });
 }
 
@@ -211,8 +229,8 @@ void unpack_page(const QuantLinear& w, int column0, int k0, const uint8_t* page)
             w.w_q[static_cast<size_t>((k + i) / 2) * w.n + column] |= ((k + i) & 1) ? q << 4 : q;
         }
         const size_t g = static_cast<size_t>(k / 128) * w.n + column;
-        std::memcpy(&w.scales[g], page + S::kScaleAt + (c * S::kStrips + t) * 2, 2);
-        const float zero = page[S::kZeroAt + c * S::kStrips + t];
+        std::memcpy(&w.scales[g], page + S::kScaleAt + S::scale_index(t, c) * 2, 2);
+        const float zero = page[S::kZeroAt + S::scale_index(t, c)];
         uint32_t bits;
         std::memcpy(&bits, &zero, 4);
         w.zeros[g] = static_cast<uint16_t>(bits >> 16);  // integers up to 15 are exact in bf16

@@ -1,0 +1,30 @@
+"""Which Python runs in a box, and what must be shown to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from sandbox.walls import Level, Walls
+
+
+def python_command(walls: Walls, *, packages: bool = False) -> tuple[str, list[tuple[Path, str]]]:
+    """(interpreter in the box, what to bind for it). With packages, the virtual environment comes along."""
+    base = Path(sys.base_prefix).resolve()
+    own = Path(sys.executable) if packages else Path(getattr(sys, "_base_executable", sys.executable))
+    folders = [base] + ([Path(sys.prefix)] if packages else [])
+    # an own uid cannot pass through a private home
+    by_uid = walls.level is Level.UID or (walls.level is Level.BWRAP and walls.has("unprivileged-uid"))
+    if by_uid and not packages and not open_to_all(base) and os.access("/usr/bin/python3", os.X_OK):
+        return "/usr/bin/python3", []
+    return str(own), [(f, str(f)) for f in folders if not str(f).startswith("/usr/") and str(f) != "/usr"]
+
+
+def open_to_all(path: Path) -> bool:
+    """Whether any user can reach the path."""
+    for part in (path, *path.parents):
+        mode = part.stat().st_mode
+        if not mode & 0o001 and (part != path or part.is_dir()):
+            return False
+    return bool(path.stat().st_mode & 0o004)

@@ -1,0 +1,326 @@
+"""The judge. `Judge.evaluate` is the only door: a candidate and a problem go in, an Evaluation comes out.
+
+What a candidate does wrong is a status, never an exception. What is *not* covered yet: a candidate can still tell a
+correctness run from a timed one by the number of steps; profiler evidence of launches (the count here is the runtime's own,
+and says so); GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from sandbox.box_errors import (
+    BoxError,
+    ChildCrashed,
+    ChildError,
+    ChildHung,
+    ChildLimit,
+    ChildRefused,
+    CompileFailed,
+    CompileLimit,
+    FlagRefused,
+    NoWallsError,
+)
+from sandbox.candidate import Candidate
+from sandbox.checking import CheckPlan, Prepared, explain, prepare_checks, run_cases
+from sandbox.child_process import ChildProcess
+from sandbox.compiler import Compiled, compile_cpu, host_flags
+from sandbox.environment import describe_environment, usable_cpus
+from sandbox.errors import UnavailableError
+from sandbox.evaluation import CaseResult, Evaluation, Interval, PhaseTime, Purpose, Standing, Status, Times
+from sandbox.isolation import Limits
+from sandbox.problem import Problem
+from sandbox.stage_checking import StageCase
+from sandbox.timing import SLOPE_GAP, Effort, Measured, Rival, measure, read_share, verify_chain
+from sandbox.walls import Walls, probe_walls
+
+LOG_CHARS = 6000
+SPARE_ROWS = 64  # cache rows beyond the context that a candidate must have room for
+
+
+@dataclass(frozen=True)
+class JudgeLimits:
+    """What one evaluation may use and how much it measures. `timed=False` checks only."""
+
+    wall_s: float = 900.0
+    step_s: float = 60.0
+    memory_bytes: int = 10 << 30
+    processes: int = 64
+    checks: CheckPlan = field(default_factory=CheckPlan)
+    effort: Effort = field(default_factory=Effort)
+    rivals: tuple[str, ...] = ()
+    timed: bool = True
+    stage_repeats: int = 15
+
+
+class Judge:
+    """Everything an evaluation needs that is not the candidate: walls, caches, the environment's facts."""
+
+    def __init__(self, cache: Path, *, walls: Walls | None = None, unsafe: bool = False, threads: int | None = None) -> None:
+        """cache: folder for compiled libraries and weights. Raises NoWallsError where nothing can contain a candidate."""
+        self.cache = cache
+        self.walls = walls if walls is not None else probe_walls(unsafe=unsafe)
+        self.cpus = usable_cpus()[: threads or None]
+        self.environment = describe_environment(self.walls)
+        cache.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def threads(self) -> int:
+        """Threads a CPU candidate runs with by default: all the CPUs this process may use."""
+        return len(self.cpus)
+
+    @functools.cached_property
+    def _weights(self) -> dict[tuple[str, str], Mapping[str, torch.Tensor]]:
+        return {}
+
+    def weights(self, problem: Problem) -> Mapping[str, torch.Tensor]:
+        """The ordinary weights of a problem, loaded once."""
+        key = (problem.name, problem.size)
+        if key not in self._weights:
+            self._weights.clear()
+            self._weights[key] = problem.load_weights(self.cache)
+        return self._weights[key]
+
+    # -- children ------------------------------------------------------------------------------------------------
+
+    def compile(self, candidate: Candidate) -> Compiled:
+        """The candidate's library, compiled in a box or found in the cache."""
+        flags = (*host_flags(), "-Wno-psabi", *candidate.flags)
+        return compile_cpu(candidate.source, flags=flags, cache_dir=self.cache / "libraries", walls=self.walls)
+
+    def open_candidate(self, candidate: Candidate, library: Path, problem: Problem, limits: JudgeLimits, overlay: Path | None = None,
+                       seconds: list[float] | None = None) -> ChildProcess:  # fmt: skip
+        """A started and loaded child for a compiled candidate."""
+        weights = [problem.weights_file(self.cache), *([overlay] if overlay else [])]
+        threads = candidate.threads or self.threads
+        child = ChildProcess.for_library(self.walls, self._box_limits(limits), library=library, weights=weights)
+        child.__enter__()
+        try:
+            cpus = [self.cpus[i % len(self.cpus)] for i in range(threads)]
+            took = child.load(threads=threads, max_position=problem.context + SPARE_ROWS, cpus=cpus, timeout=limits.wall_s)
+        except BaseException:
+            child.close()
+            raise
+        if seconds is not None:
+            seconds.append(took)
+        return child
+
+    def open_rival(self, name: str, problem: Problem, limits: JudgeLimits) -> ChildProcess:
+        """A started and loaded child for one of the problem's PyTorch implementations, with as many threads."""
+        known = problem.settings["baselines"]
+        if name not in known:
+            raise UnavailableError(f"problem '{problem.name}' has no baseline '{name}'; it has {sorted(known)}")
+        weights = [problem.weights_file(self.cache)]
+        # Its threads spin as libgomp does by default, then sleep: between two chains the judge waits for that.
+        child = ChildProcess.for_torch(self.walls, self._box_limits(limits), problem=problem.folder, weights=weights, threads=self.threads,
+                                       environment={"GOMP_SPINCOUNT": "300000"})  # fmt: skip
+        child.__enter__()
+        try:
+            child.load_torch(problem=problem.folder, module=known[name]["module"], name=known[name]["class"], size=problem.size,
+                             threads=self.threads, timeout=limits.wall_s)  # fmt: skip
+        except BaseException:
+            child.close()
+            raise
+        return child
+
+    def _box_limits(self, limits: JudgeLimits) -> Limits:
+        return Limits(wall_s=limits.wall_s, cpu_s=int(limits.wall_s * max(2, self.threads)), memory_bytes=limits.memory_bytes,
+                      processes=limits.processes)  # fmt: skip
+
+    # -- the door ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, candidate: Candidate, problem: Problem, limits: JudgeLimits, *, purpose: Purpose = Purpose.SEARCH, attempt: int = 1,
+                 incumbents: Mapping[str, Candidate] | None = None, checks: Sequence[Prepared] | None = None,
+                 predicted: Mapping[str, float] | None = None) -> Evaluation:  # fmt: skip
+        """Compile, check, count and time one candidate.
+
+        incumbents: other candidates to pair with, by name. checks: cases prepared before (bisection judges many variants of
+        one megakernel on the same cases); by default fresh ones are drawn. predicted: seconds per phase, shown beside stamps.
+        """
+        started = time.monotonic()
+        run = _Run(self, candidate, problem, limits, incumbents or {}, checks, predicted or {})
+        try:
+            run.judge()
+        except (CompileFailed, FlagRefused) as error:
+            run.fail(Status.COMPILE_ERROR, getattr(error, "log", "") or str(error))
+        except CompileLimit as error:
+            run.fail(Status.LIMIT, f"{error}\n{error.log}")
+        except ChildHung as error:
+            run.fail(Status.HANG, f"{error}\n{error.log}")
+        except ChildLimit as error:
+            run.fail(Status.LIMIT, f"{error}\n{error.log}")
+        except ChildCrashed as error:
+            run.fail(Status.CRASH, f"{error}\n{error.log}")
+        except ChildRefused as error:
+            run.fail(Status.HANG if "hang:" in str(error) else Status.RULE_BROKEN, f"{error}\n{error.log}")
+        except ChildError as error:
+            run.fail(Status.RULE_BROKEN, f"{error}\n{error.log}")
+        except (NoWallsError, UnavailableError) as error:
+            run.fail(Status.UNAVAILABLE, str(error))
+        except (BoxError, OSError) as error:
+            run.fail(Status.INFRASTRUCTURE, f"{type(error).__name__}: {error}")
+        return run.record(purpose, attempt, time.monotonic() - started)
+
+
+class _Run:
+    """One evaluation under way; every field ends in the record."""
+
+    def __init__(self, judge: Judge, candidate: Candidate, problem: Problem, limits: JudgeLimits, incumbents: Mapping[str, Candidate],
+                 checks: Sequence[Prepared] | None, predicted: Mapping[str, float]) -> None:  # fmt: skip
+        self.place, self.candidate, self.problem, self.limits = judge, candidate, problem, limits
+        self.incumbents, self.given, self.predicted = incumbents, checks, predicted
+        self.status: Status = Status.INFRASTRUCTURE
+        self.log = "the judge did not finish"
+        self.standing = Standing.PROVISIONAL
+        self.cases: list[CaseResult] = []
+        self.times: Times | None = None
+        self.dispatches: float | None = None
+        self.compile_seconds = 0.0
+        self.load_seconds: list[float] = []
+        self.peak = 0
+
+    def fail(self, status: Status, log: str) -> None:
+        self.status, self.log, self.times = status, log, None
+        self.standing = Standing.PROVISIONAL
+
+    def record(self, purpose: Purpose, attempt: int, seconds: float) -> Evaluation:
+        wrong = self.status is Status.WRONG
+        c = self.candidate
+        return Evaluation(
+            problem=self.problem.name, size=self.problem.size, candidate=c.id, candidate_name=c.name, role=c.role, node=c.node,
+            environment=self.place.environment, purpose=purpose, attempt=attempt, status=self.status, standing=self.standing,
+            cases=tuple(self.cases) if wrong or self.status is Status.PASSED else (), times=self.times, dispatches_per_step=self.dispatches,
+            dispatch_evidence="runtime" if self.dispatches is not None else "", dispatch_policy=self.problem.settings.get("max_dispatches"),
+            compile_seconds=self.compile_seconds, load_seconds=statistics.median(self.load_seconds) if self.load_seconds else 0.0,
+            peak_bytes=self.peak, log=self.log[-LOG_CHARS:], seconds=seconds,
+        )  # fmt: skip
+
+    def judge(self) -> None:
+        compiled = self.place.compile(self.candidate)
+        self.library, self.compile_seconds = compiled.path, compiled.seconds
+        (self.judge_stage if self.candidate.role == "stage" else self.judge_solution)()
+
+    def open(self, overlay: Path | None = None) -> ChildProcess:
+        return self.place.open_candidate(self.candidate, self.library, self.problem, self.limits, overlay, self.load_seconds)
+
+    @property
+    def rows(self) -> int:
+        return self.problem.context + SPARE_ROWS
+
+    def saw(self, child: ChildProcess) -> None:
+        self.peak = max(self.peak, child.report().peak_memory_bytes or 0)
+
+    # -- one stage -----------------------------------------------------------------------------------------------
+
+    def judge_stage(self) -> None:
+        node = self.problem.graph.by_name[self.candidate.node]
+        weights = self.place.weights(self.problem)
+        contexts = [self.problem.context] * self.limits.checks.seeds
+        if node.layer == self.problem.graph.nodes[-1].layer:
+            contexts.append(3)
+        with contextlib.closing(self.open()) as child:
+            for context in contexts:
+                case = StageCase(self.problem, weights, node, context)
+                self.cases.append(case.judge(child, self.rows, self.limits.step_s))
+            if not all(c.ok for c in self.cases):
+                self.status, self.log = Status.WRONG, explain(self.cases)
+                return
+            self.status, self.log = Status.PASSED, ""
+            if self.limits.timed:
+                last = StageCase(self.problem, weights, node, self.problem.context)
+                samples = []
+                last.judge(child, self.rows, self.limits.step_s)
+                for _ in range(self.limits.stage_repeats):
+                    child.call("evict", bytes=96 << 20)
+                    child.run_chain("check", steps=1, position=last.position)
+                    ns = child.call("stamps")["ns"]  # of the blocks' own work: waking them up is not the stage's cost
+                    samples.append(max(ns[i + 1] - ns[i] for i in range(0, len(ns), 3)) / 1e9)
+                median = statistics.median(samples)
+                low, high = sorted(samples)[len(samples) // 10], sorted(samples)[-1 - len(samples) // 10]
+                step = Interval(median=median, low=low, high=high, pairs=len(samples), of="seconds of the slowest block, cold caches, 10-90 % of calls")
+                self.times = Times(step_seconds=step, clock="child, estimate: for the phase model, never for admission")
+            self.saw(child)
+
+    # -- a whole step --------------------------------------------------------------------------------------------
+
+    def judge_solution(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="kernelbraid-") as folder:
+            prepared = self.given
+            if prepared is None:
+                prepared = prepare_checks(self.problem, self.place.weights(self.problem), self.limits.checks, Path(folder))
+            for check in prepared:
+                with contextlib.closing(self.open(check.overlay)) as child:
+                    before = int(child.call("dispatches")["count"])
+                    self.cases += run_cases(child, self.problem, check, self.rows, self.limits.step_s)
+                    steps = sum(c.steps for c in check.check.cases)
+                    self.dispatches = max(self.dispatches or 0.0, (int(child.call("dispatches")["count"]) - before) / steps)
+                    self.saw(child)
+        if not all(c.ok for c in self.cases):
+            self.status, self.log = Status.WRONG, explain(self.cases)
+            return
+        allowed = self.problem.settings.get("max_dispatches")
+        if allowed is not None and (self.dispatches or 0.0) > allowed:
+            self.status, self.log = Status.RULE_BROKEN, f"{self.dispatches} dispatches per step; the problem allows {allowed}"
+            return
+        self.status, self.log = Status.PASSED, ""
+        if self.limits.timed:
+            self.time_solution()
+
+    def time_solution(self) -> None:
+        place, problem, limits = self.place, self.problem, self.limits
+        rivals = [Rival(name, functools.partial(place.open_rival, name, problem, limits)) for name in limits.rivals]
+        for name, other in self.incumbents.items():
+            library = place.compile(other).path
+            rivals.append(Rival(name, functools.partial(place.open_candidate, other, library, problem, limits)))
+        measured = measure(problem, self.open, rivals, limits.effort, limits.step_s, self.rows)
+        weights = place.weights(problem)
+        for case, steps, collected in measured.chains:
+            fault = verify_chain(problem, weights, case, steps, collected)
+            if fault:
+                self.fail(Status.CHEATING, f"right when checked, wrong when timed: {fault}")
+                return
+        with contextlib.closing(self.open()) as child:
+            phases, share = self.inspect(child)
+            self.saw(child)
+        self.times = Times(step_seconds=measured.step_interval(), vs=measured.speedups(), read_pass_share=share, phases=phases)
+        self.standing = self.settle(measured)
+
+    def settle(self, measured: Measured) -> Standing:
+        """Confirmed only if measured over five process pairs and the slope agrees with the mean."""
+        gap = measured.slope_gap()
+        if gap > SLOPE_GAP:
+            self.log = f"quarantined: the slope over chain lengths differs from the mean step time by {gap:.0%} (allowed {SLOPE_GAP:.0%})"
+            return Standing.QUARANTINED
+        return Standing.CONFIRMED if len(measured.own) >= 5 else Standing.PROVISIONAL
+
+    def inspect(self, child: ChildProcess) -> tuple[tuple[PhaseTime, ...], Interval | None]:
+        """Stamps per phase and the share of the read pass, where the candidate is one of our assembled kernels."""
+        if self.candidate.plan is None:
+            return (), None
+        share, _ = read_share(child, self.problem, self.limits.effort, self.rows, self.limits.step_s)
+        described = json.loads(child.call("describe")["text"])
+        names = [str(p["name"]) for p in described["phases"]]
+        blocks = int(described["blocks"])
+        samples: list[list[float]] = []
+        for _ in range(self.limits.effort.read_pairs):
+            child.run_chain("read", steps=1, position=self.problem.context, timeout=self.limits.step_s)
+            ns = child.call("stamps")["ns"]
+            per = [ns[b * 3 * len(names) : (b + 1) * 3 * len(names)] for b in range(blocks)]
+            ends = [max(row[3 * p + 2] for row in per) / 1e3 for p in range(len(names))]
+            samples.append([end - (ends[p - 1] if p else 0.0) for p, end in enumerate(ends)])
+        return tuple(
+            PhaseTime(name=name, predicted_us=1e6 * self.predicted.get(name, 0.0), stamped_us=statistics.median(s[p] for s in samples),
+                      bytes=int(described["phases"][p]["page_bytes"]))
+            for p, name in enumerate(names)
+        ), share  # fmt: skip
+

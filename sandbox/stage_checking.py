@@ -1,0 +1,96 @@
+"""Correctness of one stage alone: inputs as the reference has them at that point, outputs against the reference there.
+
+The yardstick is an honest bf16 stage: the reference on inputs rounded to bf16, its outputs rounded to bf16. A candidate may
+be wrong by twice its error (relative RMS) and eight times its largest element, as for a whole problem.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from sandbox.checking import cache_pads, finite, to_tensor
+from sandbox.child_process import ChildProcess
+from sandbox.evaluation import CaseResult, TensorError
+from sandbox.graph import Node
+from sandbox.problem import Problem
+
+_TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "i32": torch.int32}
+
+
+class StageCase:
+    """Inputs, state, expected outputs and bounds of one stage for one fresh secret case."""
+
+    def __init__(self, problem: Problem, weights: Mapping[str, torch.Tensor], node: Node, context: int) -> None:
+        tolerance, reference = problem.module("tolerance"), problem.module("reference")
+        self.problem, self.node, self.position = problem, node, context
+        self.seed = secrets.randbits(40)
+        token, state = problem.module("definition").make_case(problem.dims, context, self.seed)
+        trace: dict[str, Any] = {}
+        truth = reference.Truth(problem.dims, weights, tolerance.truth_dtype(problem.dims))
+        truth.step(token, {k: v.clone() for k, v in state.items()}, context, trace)
+        trace["token"] = token
+        graph = problem.graph
+        self.inputs = {t: trace[t].to(_TORCH[graph.tensors[t].dtype]).contiguous()
+                       for t in node.inputs.values() if graph.tensors[t].role != "state"}  # fmt: skip
+        self.state = {t: state[t] for t in node.ports.values() if graph.tensors[t].role == "state"}
+        dims = problem.dims
+        self.expected = reference.node_reference(dims, weights, node.name, self.inputs, self.state, context)
+        rounded = {t: v.to(torch.bfloat16).to(v.dtype) if v.is_floating_point() else v for t, v in self.inputs.items()}
+        honest = reference.node_reference(dims, weights, node.name, rounded, self.state, context)
+        honest = {t: v.to(torch.bfloat16) if v.is_floating_point() else v for t, v in honest.items()}
+        self.allowed = {}
+        for name, want in self.expected.items():
+            fresh = self.fresh(name, want)
+            error = tolerance.tensor_error(fresh, self.fresh(name, honest[name]))
+            floor = tolerance.FLOORS["bf16"]
+            self.allowed[name] = (tolerance.RMS_FACTOR * max(error.relative, floor), tolerance.ELEMENT_FACTOR * max(error.element, floor))
+
+    def fresh(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of a tensor that the stage computed: the new row of a cache, the last row of a window."""
+        if name.endswith((".c_kv", ".k_rope")):
+            return tensor[self.position : self.position + 1]
+        return tensor[2:3] if name.endswith((".cq", ".ck", ".cv")) else tensor
+
+    def file(self) -> bytes:
+        """Inputs and state as the child binds them."""
+        return save({**self.inputs, **{k: v.contiguous() for k, v in self.state.items()}})
+
+    def judge(self, child: ChildProcess, rows: int, timeout: float) -> CaseResult:
+        """Run the stage once in a loaded child and compare outputs and states."""
+        tolerance, graph = self.problem.module("tolerance"), self.problem.graph
+        child.prepare("check", self.file(), {}, capacity_pad=cache_pads(self.problem, self.state, rows))
+        child.run_chain("check", steps=1, position=self.position, timeout=timeout)
+        collected = child.collect("check")
+        outputs = list(self.node.outputs.values())
+        dumped = child.dump({t: graph.tensors[t].bytes for t in outputs}) if outputs else {}
+        got: dict[str, torch.Tensor] = {}
+        for t in outputs:
+            decl = graph.tensors[t]
+            got[t] = torch.frombuffer(bytearray(dumped[t]), dtype=_TORCH[decl.dtype]).view(*decl.shape)
+        for t, before in self.state.items():
+            got[t] = to_tensor(collected.tensors[t], before.dtype, (-1, *before.shape[1:]))
+        results = {}
+        for name, want in self.expected.items():
+            note = ""
+            actual = got[name]
+            if name in collected.overruns:
+                note = "written past its end"
+            if name.endswith((".cq", ".ck", ".cv")) and not torch.equal(actual[:2], self.state[name][1:]):
+                note = "older rows are not the shifted window"
+            if name.endswith((".c_kv", ".k_rope")) and not torch.equal(actual[: self.position], self.state[name][: self.position]):
+                note = "older rows have changed"
+            error = tolerance.tensor_error(self.fresh(name, want), self.fresh(name, actual))
+            rms, element = self.allowed[name]
+            ok = error.relative <= rms and error.element <= element and not note
+            results[name] = TensorError(rel_rms=finite(error.relative), allowed_rel_rms=rms, max_abs=finite(error.element),
+                                        allowed_max_abs=element, ok=bool(ok), note=note)  # fmt: skip
+        for name, before in self.state.items():
+            if name not in self.expected and not torch.equal(got[name][: before.shape[0]], before):
+                results[name] = TensorError(rel_rms=1e30, allowed_rel_rms=0.0, max_abs=1e30, allowed_max_abs=0.0, ok=False,
+                                            note="a state this stage only reads has changed")  # fmt: skip
+        return CaseResult(probe="stage", seed=self.seed, position=self.position, steps=1, tensors=results)

@@ -1,0 +1,180 @@
+"""Times from outside: interleaved chains of a candidate and its rivals in fresh processes, never calls of one process alone.
+
+A sample is the wall time, by the parent's clock, of a chain of a secret number of steps, divided by that number; token and
+state are fresh for every chain and the token arrives inside the timed span. The slope between chains of two lengths bounds
+what a candidate could hide outside its steps, and one chain of every process is compared with the truth afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sandbox.checking import cache_pads, case_file
+from sandbox.child_process import ChildProcess, Collected
+from sandbox.evaluation import Interval
+from sandbox.intervals import interval, ratios
+from sandbox.problem import Problem
+
+SETTLE_S = 0.02  # between two timed chains: the other side's threads go to sleep
+SLOPE_GAP = 0.10
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured. Chains of `short` to `short + spread` and `long` to `long + spread` steps."""
+
+    processes: int = 5
+    pairs: int = 6
+    short: int = 4
+    long: int = 16
+    spread: int = 4
+    rival_steps: int = 3
+    read_pairs: int = 40
+
+
+@dataclass
+class Rival:
+    """Something the candidate is paired with: `open` starts a loaded child for it."""
+
+    name: str
+    open: Callable[[], ChildProcess]
+
+
+@dataclass
+class Measured:
+    """Raw samples: seconds per step of the candidate and of each rival, paired, by process."""
+
+    own: list[list[float]] = field(default_factory=list)
+    pairs: dict[str, list[list[tuple[float, float]]]] = field(default_factory=dict)
+    short: list[tuple[int, float]] = field(default_factory=list)
+    long: list[tuple[int, float]] = field(default_factory=list)
+    chains: list[tuple[Any, int, Collected]] = field(default_factory=list)  # one verified chain a process
+
+    def step_interval(self) -> Interval:
+        """Seconds per step."""
+        return interval(self.own, "seconds per step")
+
+    def speedups(self) -> dict[str, Interval]:
+        """Rival seconds over candidate seconds, by rival."""
+        return {name: interval(ratios(groups), f"speedup vs {name}") for name, groups in self.pairs.items()}
+
+    def slope_gap(self) -> float:
+        """How far the slope of wall time over chain length lies from the mean time of a long chain, as a fraction of it.
+
+        A candidate that computes ahead, or after its answer, shows a slope that the mean does not have."""
+        slopes = []
+        for (n1, t1), (n2, t2) in zip(self.short, self.long, strict=True):
+            slopes.append((t2 - t1) / (n2 - n1))
+        mean = statistics.median(t / n for n, t in self.long)
+        return abs(statistics.median(slopes) - mean) / mean
+
+
+def one_chain(child: ChildProcess, problem: Problem, steps: int, rows: int, timeout: float) -> tuple[float, Any]:
+    """Wall seconds of one chain on a fresh case, and the case. The token is junk until the clock runs."""
+    context = problem.context
+    token, state = problem.module("definition").make_case(problem.dims, context, secrets.randbits(40))
+    case = _Start(token, state)
+    decoy = _Start(torch.zeros_like(token), state)
+    child.prepare("timed", case_file(decoy), {"hidden": 2 * problem.dims.hidden},
+                  capacity_pad=cache_pads(problem, state, rows))  # fmt: skip
+    time.sleep(SETTLE_S)
+    fresh = {"token": token.view(torch.uint8).numpy().tobytes()}
+    times = child.run_chain("timed", steps=steps, position=context, feed={"hidden": "token"}, fresh=fresh, timeout=timeout)
+    return times.outside_ns / 1e9, case
+
+
+@dataclass(frozen=True)
+class _Start:
+    token: torch.Tensor
+    state: Mapping[str, torch.Tensor]
+
+
+def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals: Sequence[Rival], effort: Effort, timeout: float,
+            rows: int) -> Measured:  # fmt: skip
+    """Fresh processes, `effort.pairs` interleaved rounds in each; the order of a round alternates."""
+    out = Measured(pairs={r.name: [] for r in rivals})
+    for _ in range(effort.processes):
+        with contextlib.ExitStack() as stack:
+            child = stack.enter_context(contextlib.closing(open_candidate()))
+            others = [(r.name, stack.enter_context(contextlib.closing(r.open()))) for r in rivals]
+            own: list[float] = []
+            paired: dict[str, list[tuple[float, float]]] = {r.name: [] for r in rivals}
+            one_chain(child, problem, 2, rows, timeout)  # first touch of fresh memory is not the step
+            for _, other in others:
+                one_chain(other, problem, 1, rows, timeout)
+            keep = secrets.randbelow(effort.pairs)
+            for round_ in range(effort.pairs):
+                lengths = (effort.short + secrets.randbelow(effort.spread + 1), effort.long + secrets.randbelow(effort.spread + 1))
+                assert problem.context + max(lengths) <= rows
+                theirs: dict[str, float] = {}
+                mine = 0.0
+                turns = ["candidate", *(n for n, _ in others)]
+                for turn in turns if round_ % 2 == 0 else reversed(turns):
+                    if turn == "candidate":
+                        short, _ = one_chain(child, problem, lengths[0], rows, timeout)
+                        long, case = one_chain(child, problem, lengths[1], rows, timeout)
+                        out.short.append((lengths[0], short))
+                        out.long.append((lengths[1], long))
+                        mine = long / lengths[1]
+                        if round_ == keep:
+                            out.chains.append((case, lengths[1], child.collect("timed")))
+                    else:
+                        other = dict(others)[turn]
+                        seconds, _ = one_chain(other, problem, effort.rival_steps, rows, timeout)
+                        theirs[turn] = seconds / effort.rival_steps
+                own.append(mine)
+                for name, seconds in theirs.items():
+                    paired[name].append((mine, seconds))
+            out.own.append(own)
+            for name, group in paired.items():
+                out.pairs[name].append(group)
+    return out
+
+
+def verify_chain(problem: Problem, weights: Mapping[str, torch.Tensor], case: Any, steps: int, collected: Collected) -> str:
+    """Compare a timed chain with the truth of the same chain; the yardstick is the bf16 baseline on it. "" if it holds.
+
+    Expert choices may flip along a chain for the baseline and the candidate alike, so medians over the steps are compared."""
+    tolerance, reference = problem.module("tolerance"), problem.module("reference")
+    baseline = problem.module("baseline").MaterialisingBaseline(problem.dims, weights)
+    truth = reference.Truth(problem.dims, weights, torch.float32)
+    states = [{k: v.clone() for k, v in case.state.items()} for _ in range(2)]
+    exact, rough = case.token, case.token
+    own, honest = [], []
+    for i in range(steps):
+        exact = truth.step(exact, states[0], problem.context + i)
+        rough = baseline.step(rough, states[1], problem.context + i)
+        got = torch.frombuffer(bytearray(collected.outputs["hidden"][i]), dtype=torch.bfloat16)
+        own.append(tolerance.tensor_error(exact, got).relative)
+        honest.append(tolerance.tensor_error(exact, rough).relative)
+    mine, theirs = statistics.median(own), statistics.median(honest)
+    if mine <= tolerance.RMS_FACTOR * theirs:
+        return ""
+    return f"a timed chain of {steps} steps has a median relative error of {mine:.3g}; allowed {tolerance.RMS_FACTOR * theirs:.3g}"
+
+
+def read_share(child: ChildProcess, problem: Problem, effort: Effort, rows: int, timeout: float) -> tuple[Interval, dict[int, float]]:
+    """Fastest read-only pass over the same pages by the same threads / step, interleaved in one process (child's clock).
+
+    Every read variant is tried; the fastest one is the denominator's rival. Also returns median seconds by variant."""
+    token, state = problem.module("definition").make_case(problem.dims, problem.context, secrets.randbits(40))
+    child.prepare("read", case_file(_Start(token, state)), {"hidden": 2 * problem.dims.hidden},
+                  capacity_pad=cache_pads(problem, state, rows))  # fmt: skip
+    child.run_chain("read", steps=1, position=problem.context, timeout=timeout)
+    medians, best = {}, None
+    for variant in (0, 1, 2):
+        reply = child.call("pairs", timeout, slot="read", position=problem.context, repeats=effort.read_pairs, variant=variant)
+        shares = [r / s for s, r in zip(reply["step"], reply["read"], strict=True)]
+        medians[variant] = statistics.median(reply["read"]) / 1e9
+        if best is None or medians[variant] < best[0]:
+            best = (medians[variant], shares)
+    assert best is not None
+    return interval([best[1]], "read-only pass seconds / step seconds"), medians
