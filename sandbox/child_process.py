@@ -357,5 +357,6 @@ class ChildProcess:
         """Let the child leave by itself; then close."""
         try:
             self.call("quit", timeout)
+            self.box.wait(timeout)
         finally:
             self.close()

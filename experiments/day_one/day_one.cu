@@ -68,7 +68,7 @@ struct Plan {
         params.qkvg = reinterpret_cast<float*>(aux + qkvg), params.beta = reinterpret_cast<float*>(aux + beta);
         params.o = reinterpret_cast<float*>(aux + o), params.y = reinterpret_cast<float*>(aux + y);
         params.hidden = reinterpret_cast<float*>(aux + hidden);
-        params.token = token, params.wide = 4, params.narrow = 2;
+        params.token = token, params.wide = 8, params.narrow = 2, params.quiet = 7;
     }
     Params at_copy(int copy, bool swapped = false) const {
         const CopyLayout layout(fused);
@@ -245,8 +245,9 @@ int main(int argc, char** argv) {
                 CHECK(cudaMemset(plan.params.hidden, 0xff, kHidden * 4));
                 Params p = plan.at_copy(0, step & 1);
                 p.delay_seed = run < 4 ? 0 : run;
-                if (run == 1) p.wide = p.narrow = 1;
-                if (run == 2) p.wide = p.narrow = 8;
+                if (run % 4 == 1) p.wide = p.narrow = 1;
+                if (run % 4 == 2) p.wide = p.narrow = 12, p.ramp = 24;
+                if (run % 4 == 3) p.narrow = 0, p.quiet = 5;
                 plan.launch(p);
                 if (!plan.healthy()) return 2;
                 HostOutput got;
@@ -285,7 +286,7 @@ int main(int argc, char** argv) {
                 CHECK(cudaEventRecord(begin));
                 for (int c = 0; c < kCopies; ++c) {
                     Params p = plans[i].at_copy(c);
-                    p.wide = cap_of(i)[0], p.narrow = cap_of(i)[1];
+                    p.wide = cap_of(i)[0], p.narrow = cap_of(i)[1], p.quiet = cap_of(i)[2], p.ramp = cap_of(i)[3];
                     plans[i].launch(p);
                 }
                 CHECK(cudaEventRecord(end));
@@ -298,16 +299,18 @@ int main(int argc, char** argv) {
         for (int i = 0; i < kPlans; ++i)
             if (!plans[i].healthy()) std::exit(2);
     };
-    std::printf("\npages in flight (wide/narrow): us per launch of 3 layers: three-phase, fused, skeletons (all-to-all, barrier, pages)\n");
-    const int caps[][2] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {3, 3}, {4, 1}, {4, 2}, {4, 3}, {4, 4}, {5, 1}, {5, 2}, {8, 1}, {8, 8}};
-    int best[kPlans][2];
+    std::printf("\nhalf pages in flight (wide / narrow / where narrow: 1 hop, 2 state and o_proj, 4 exchange / not capped at first): us per launch of 3 layers: three-phase, fused, skeletons (all-to-all, barrier, pages)\n");
+    const int caps[][4] = {{8, 2, 7, 0}, {8, 3, 7, 0}, {8, 4, 7, 0}, {6, 2, 7, 0}, {6, 3, 7, 0}, {5, 3, 7, 0}, {8, 1, 7, 0},
+                           {8, 6, 4, 0}, {8, 8, 0, 0}, {8, 2, 7, 24}, {8, 3, 7, 24}, {6, 2, 7, 24}, {6, 3, 7, 24},
+                           {8, 3, 5, 24}, {8, 6, 4, 24}, {12, 2, 7, 24}, {8, 2, 5, 24}, {8, 2, 7, 16}};
+    int best[kPlans][4];
     double best_us[kPlans] = {1e9, 1e9, 1e9, 1e9, 1e9};
     for (const auto& cap : caps) {
         double us[kPlans];
         time_all([&](int) { return cap; }, 9, us);
-        std::printf("  %d/%d: %7.2f %7.2f | %7.2f %7.2f %7.2f\n", cap[0], cap[1], us[0], us[1], us[2], us[3], us[4]);
+        std::printf("  %2d/%d/%d/%2d: %7.2f %7.2f | %7.2f %7.2f %7.2f\n", cap[0], cap[1], cap[2], cap[3], us[0], us[1], us[2], us[3], us[4]);
         for (int i = 0; i < kPlans; ++i)
-            if (us[i] < best_us[i]) best_us[i] = us[i], best[i][0] = cap[0], best[i][1] = cap[1];
+            if (us[i] < best_us[i]) best_us[i] = us[i], best[i][0] = cap[0], best[i][1] = cap[1], best[i][2] = cap[2], best[i][3] = cap[3];
     }
     double us[kPlans], again[kPlans];
     time_all([&](int i) { return best[i]; }, kRounds, us);
@@ -316,8 +319,8 @@ int main(int argc, char** argv) {
     // Where the time goes: stamps of thread 0, mean over blocks, copies and layers 1 and 2.
     const char* names[2][9] = {
         {"norm+image", "qkvg+beta", "barrier 1", "conv+state", "barrier 2", "o image", "o columns", "barrier 3", ""},
-        {"sum+square", "norm+image", "qkvg", "beta/conv+publish", "collect", "state", "o image", "o rows+adds", "barrier"}};
-    const int counts[2] = {8, 9};
+        {"sum+square", "norm+image", "qkvg", "beta/conv+publish", "collect", "state+o image", "o rows+adds", "barrier", ""}};
+    const int counts[2] = {8, 8};
     for (int i = 0; i < 2; ++i) {
         const size_t n = static_cast<size_t>(kBlocks) * kLayers * kb::kStampsPerPhase;
         uint64_t* stamps;
@@ -325,7 +328,7 @@ int main(int argc, char** argv) {
         std::vector<double> mean(9, 0.0);
         for (int c = 0; c < kCopies; ++c) {
             Params p = plans[i].at_copy(c);
-            p.wide = best[i][0], p.narrow = best[i][1], p.stamps = stamps;
+            p.wide = best[i][0], p.narrow = best[i][1], p.quiet = best[i][2], p.ramp = best[i][3], p.stamps = stamps;
             plans[i].launch(p);
             if (!plans[i].healthy()) return 2;
             std::vector<uint64_t> t(n);
@@ -347,7 +350,7 @@ int main(int argc, char** argv) {
                 kLayers * kBlocks * double(kPhasedBlockBytes) / 1e6, kLayers * kBlocks * double(kFusedBlockBytes) / 1e6, state_mb);
     std::printf("each at its best cap, medians of %d chains of %d launches; second pass in brackets\n", kRounds, kCopies);
     for (int i = 0; i < kPlans; ++i)
-        std::printf("| %-28s | %d/%d | %6.2f us (%6.2f) | %5.2f us/layer | fused / this %.3f |\n", plans[i].name.c_str(), best[i][0], best[i][1], us[i], again[i],
+        std::printf("| %-28s | %d/%d/%d/%d | %6.2f us (%6.2f) | %5.2f us/layer | fused / this %.3f |\n", plans[i].name.c_str(), best[i][0], best[i][1], best[i][2], best[i][3], us[i], again[i],
                     us[i] / kLayers, us[1] / us[i]);
     for (int i = 0; i < 2; ++i) {
         shown[i][0].print(plans[i].name + ", worst of 24 vs exact", kGate);

@@ -8,12 +8,12 @@
 namespace day_one {
 
 constexpr int kFusedPages = 1 + QkvgShape::kPages + 1 + kORowItems;
-enum FusedStamp { kEntered, kSummed, kNormed, kProjected, kPublished, kCollected, kStated, kImaged, kAdded, kExchanged };
+enum FusedStamp { kEntered, kSummed, kNormed, kProjected, kPublished, kCollected, kStated, kAdded, kExchanged };
 
 // Load order: aux (norm weight; conv weights and windows, or the beta row), 9 projection pages, S, 3 o_proj pages.
 __device__ __forceinline__ void fused_produce(const Params& p, Memory& m) {
     const int head = blockIdx.x / kTeam, part = blockIdx.x % kTeam, t = threadIdx.x - kb::kConsumers;
-    kb::Producer<decltype(m.ring)> out{m.ring, {p.control, &m.ring.aborted, 100}, t, p.wide, p.narrow};
+    kb::Producer<decltype(m.ring)> out{m.ring, {p.control, &m.ring.aborted, 100}, t, p.wide, p.narrow, p.ramp};
 #pragma unroll 1
     for (int l = 0; l < kLayers; ++l) {
         const Layer& layer = p.layer[l];
@@ -30,20 +30,12 @@ __device__ __forceinline__ void fused_produce(const Params& p, Memory& m) {
         out.end();
         const uint8_t* next = layer.pages + static_cast<size_t>(blockIdx.x) * kFusedBlockBytes;
 #pragma unroll 1
-        for (int i = 0; i < QkvgShape::kPages; ++i, next += QkvgShape::kPageBytes) {
-            page = out.begin();
-            kb::copy_bytes<QkvgShape::kPageBytes>(page, next, t);
-            out.end();
-        }
-        page = out.begin();
-        kb::copy_rows<kD, kDv * 4, kD * 4>(page, layer.s + head * kD * kD + part * kDv, t);
-        out.end();
+        for (int i = 0; i < QkvgShape::kPages; ++i, next += QkvgShape::kPageBytes)
+            copy_page<QkvgShape::kPageBytes>(out, next, t);
+        copy_state_page(out, layer.s + head * kD * kD + part * kDv, t);
 #pragma unroll 1
-        for (int i = 0; i < kORowItems; ++i, next += ORowsShape::kPageBytes) {
-            page = out.begin();
-            kb::copy_bytes<ORowsShape::kPageBytes>(page, next, t);
-            out.end();
-        }
+        for (int i = 0; i < kORowItems; ++i, next += ORowsShape::kPageBytes)
+            copy_page<ORowsShape::kPageBytes>(out, next, t);
     }
     kb::cp_async_wait<0>();
 }
@@ -96,12 +88,9 @@ struct TaggedBetaSink {
     uint32_t tag;
     __device__ __forceinline__ void put(int, float v) const { kb::publish(word, kb::round_bf16(v), tag); }
 };
-struct OView {
-    const float* shared;
-    __device__ __forceinline__ void x8(int octet, float (&x)[8]) const {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] = shared[octet * 8 + i];
-    }
+struct ImageSink {  // the state's output edge carries o_proj's input format: one warp, one value per lane
+    kb::DigitImage<kDv> image;
+    __device__ __forceinline__ void o(int c, float v) const { image.put1(c, v); }
 };
 struct AddSink {  // Partial(+): nothing is rounded before the sum is complete
     float* sums;
@@ -129,12 +118,12 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
         // norm
         Norm::Regs norm;
         Norm::enter(team, FusedResidual{p, m.residual, l, exchange}, norm, m.norm_scratch);
+        kb::set_quiet(team, m.ring, false);
         kb::stamp(team, p.stamps, l, kLayers, kSummed);
         const unsigned char* page = in.wait(guard);
         Norm::consume(team, 0, 0, page, norm, NormedRow{image, m.row});
         team.sync();
         kb::stamp(team, p.stamps, l, kLayers, kNormed);
-        kb::set_quiet(team, m.ring, false);
         if (l > 0) State::retire(team, 0, state, StateSink{p.layer[l - 1].s + slice});
         // conv operands into registers, or beta
         kb::ShortConv<kD>::Regs conv;
@@ -153,7 +142,7 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
             in.release(team, 2);
         }
         Qkvg::finish(team, 0, qkvg, m.scratch, FusedQkvgSink{m.raw, mail + part * kD, part == 3, tag});
-        kb::set_quiet(team, m.ring, true);
+        kb::set_quiet(team, m.ring, p.quiet & 1);
         kb::stamp(team, p.stamps, l, kLayers, kProjected);
         if (part == 3) {
             Beta::finish(team, head, beta, m.norm_scratch, TaggedBetaSink{mail + 4 * kD, tag});
@@ -169,19 +158,17 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
         m.mixed[team.rank / kD][team.rank % kD] = kb::collect(mail + team.rank, tag, guard);
         if (team.rank == 0) m.beta = kb::collect(mail + 4 * kD, tag, guard);
         team.sync();
+        kb::set_quiet(team, m.ring, p.quiet & 2);
         kb::stamp(team, p.stamps, l, kLayers, kCollected);
         // state
         const HeadView view{m, part * kDv};
         State::consume(team, 0, 0, in.wait(guard), state, view, m.scratch);
         in.release(team, 1);
         in.next();
-        State::finish(team, 0, state, view, m.scratch, OSink{m.o});
+        State::finish(team, 0, state, view, m.scratch, ImageSink{o_image});
         team.sync();
         kb::stamp(team, p.stamps, l, kLayers, kStated);
         // o_proj by rows
-        ORows::enter(team, OView{m.o}, o_image);
-        team.sync();
-        kb::stamp(team, p.stamps, l, kLayers, kImaged);
         float* sums = kb::replica(p.sums, kHidden, exchange, part);
 #pragma unroll 1
         for (int i = 0; i < kORowItems; ++i, in.next()) {
@@ -193,7 +180,7 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
             ORows::finish(team, i, rows, nullptr, AddSink{sums + i * ORowsShape::kCols});
         }
         kb::stamp(team, p.stamps, l, kLayers, kAdded);
-        kb::grid_barrier(team, guard, (exchange + 1) * kBlocks);
+        kb::grid_barrier(team, m.ring, guard, (exchange + 1) * kBlocks, p.quiet & 4);
         kb::stamp(team, p.stamps, l, kLayers, kExchanged);
     }
     State::retire(team, 0, state, StateSink{p.layer[kLayers - 1].s + slice});

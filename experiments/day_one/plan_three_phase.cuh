@@ -19,7 +19,7 @@ __device__ __forceinline__ void load_conv(uint32_t page, const Layer& layer, int
 
 __device__ __forceinline__ void phased_produce(const Params& p, Memory& m) {
     const int head = blockIdx.x / kTeam, part = blockIdx.x % kTeam, t = threadIdx.x - kb::kConsumers;
-    kb::Producer<decltype(m.ring)> out{m.ring, {p.control, &m.ring.aborted, 100}, t, p.wide, p.narrow};
+    kb::Producer<decltype(m.ring)> out{m.ring, {p.control, &m.ring.aborted, 100}, t, p.wide, p.narrow, p.ramp};
 #pragma unroll 1
     for (int l = 0; l < kLayers; ++l) {
         const Layer& layer = p.layer[l];
@@ -30,25 +30,17 @@ __device__ __forceinline__ void phased_produce(const Params& p, Memory& m) {
         out.end();
         const uint8_t* next = layer.pages + static_cast<size_t>(blockIdx.x) * kPhasedBlockBytes;
 #pragma unroll 1
-        for (int i = 0; i < QkvgShape::kPages; ++i, next += QkvgShape::kPageBytes) {
-            page = out.begin();
-            kb::copy_bytes<QkvgShape::kPageBytes>(page, next, t);
-            out.end();
-        }
+        for (int i = 0; i < QkvgShape::kPages; ++i, next += QkvgShape::kPageBytes)
+            copy_page<QkvgShape::kPageBytes>(out, next, t);
         page = out.begin();
         load_conv<kD>(page + kConvQ, layer, 0, head * kD, t);
         load_conv<kD>(page + kConvK, layer, 1, head * kD, t);
         load_conv<kDv>(page + kConvV, layer, 2, head * kD + part * kDv, t);
         out.end();
-        page = out.begin();
-        kb::copy_rows<kD, kDv * 4, kD * 4>(page, layer.s + head * kD * kD + part * kDv, t);
-        out.end();
+        copy_state_page(out, layer.s + head * kD * kD + part * kDv, t);
 #pragma unroll 1
-        for (int i = 0; i < OColumnsShape::kPages; ++i, next += OColumnsShape::kPageBytes) {
-            page = out.begin();
-            kb::copy_bytes<OColumnsShape::kPageBytes>(page, next, t);
-            out.end();
-        }
+        for (int i = 0; i < OColumnsShape::kPages; ++i, next += OColumnsShape::kPageBytes)
+            copy_page<OColumnsShape::kPageBytes>(out, next, t);
     }
     kb::cp_async_wait<0>();
 }
@@ -90,6 +82,10 @@ struct PhasedConvSink {
     __device__ __forceinline__ void window(int tap, int c, uint16_t v) const {
         if (owner) target[tap * kC + c] = v;
     }
+};
+struct OSink {
+    float* target;  // 32 o-values
+    __device__ __forceinline__ void o(int c, float v) const { target[c] = v; }
 };
 struct GlobalO {
     const float* source;
@@ -137,9 +133,9 @@ __device__ __forceinline__ void phased_consume(const Params& p, Memory& m) {
         }
         Qkvg::finish(team, 0, qkvg, m.scratch, OwnSink{mixed + part * kD});
         if (part == 3) Beta::finish(team, head, beta, m.norm_scratch, OwnSink{p.beta + head});
-        kb::set_quiet(team, m.ring, true);
         kb::stamp(team, p.stamps, l, kLayers, kP1Done);
-        kb::grid_barrier(team, guard, target += kBlocks);
+        kb::grid_barrier(team, m.ring, guard, target += kBlocks, p.quiet & 4);
+        kb::set_quiet(team, m.ring, p.quiet & 2);
         kb::stamp(team, p.stamps, l, kLayers, kP1Barrier);
         // phase 2
         guard.phase = 3 * l + 1;
@@ -170,7 +166,8 @@ __device__ __forceinline__ void phased_consume(const Params& p, Memory& m) {
         in.next();
         State::finish(team, 0, state, view, m.scratch, OSink{p.o + head * kD + slice});
         kb::stamp(team, p.stamps, l, kLayers, kP2Done);
-        kb::grid_barrier(team, guard, target += kBlocks);
+        kb::grid_barrier(team, m.ring, guard, target += kBlocks, p.quiet & 4);
+        kb::set_quiet(team, m.ring, p.quiet & 2);
         kb::stamp(team, p.stamps, l, kLayers, kP2Barrier);
         // phase 3
         guard.phase = 3 * l + 2;
@@ -189,7 +186,7 @@ __device__ __forceinline__ void phased_consume(const Params& p, Memory& m) {
         }
         OColumns::finish(team, 0, columns, m.scratch, OwnSink{p.y + l * kHidden + blockIdx.x * kOwnColumns});
         kb::stamp(team, p.stamps, l, kLayers, kP3Done);
-        kb::grid_barrier(team, guard, target += kBlocks);
+        kb::grid_barrier(team, m.ring, guard, target += kBlocks, p.quiet & 4);
         kb::stamp(team, p.stamps, l, kLayers, kP3Barrier);
     }
     for (int octet = blockIdx.x; octet < kHidden / 8; octet += kBlocks) {

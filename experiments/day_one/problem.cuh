@@ -24,6 +24,25 @@ using OColumns = kb::GemvDp4a<OColumnsShape>;
 using ORows = kb::GemvDp4a<ORowsShape>;
 constexpr int kORowItems = kHidden / 768;
 
+// Pages are copied in two pieces; a piece is the unit of the cap on bytes in flight.
+template <int Bytes, class Producer>
+__device__ __forceinline__ void copy_page(Producer& out, const uint8_t* source, int thread) {
+    constexpr int kHalf = Bytes / 2 / 1024 * 1024;
+    const uint32_t page = out.begin();
+    kb::copy_bytes<kHalf>(page, source, thread);
+    out.piece();
+    kb::copy_bytes<Bytes - kHalf>(page + kHalf, source + kHalf, thread);
+    out.end();
+}
+template <class Producer>
+__device__ __forceinline__ void copy_state_page(Producer& out, const float* s, int thread) {
+    const uint32_t page = out.begin();
+    kb::copy_rows<kD / 2, kDv * 4, kD * 4>(page, s, thread);
+    out.piece();
+    kb::copy_rows<kD / 2, kDv * 4, kD * 4>(page + kD / 2 * kDv * 4, s + kD / 2 * kD, thread);
+    out.end();
+}
+
 constexpr int kSlots = 12, kSlotBytes = QkvgShape::kPageBytes;
 constexpr int kQkvgBytes = QkvgShape::kPages * QkvgShape::kPageBytes;
 constexpr int kFusedBlockBytes = kQkvgBytes + kORowItems * ORowsShape::kPageBytes;
@@ -51,7 +70,8 @@ struct Params {
     float* beta;            // [head] (three-phase)
     float* o;               // [head, 128] (three-phase)
     uint64_t* stamps;       // or null
-    int wide, narrow;       // pages in flight per block
+    int wide, narrow, ramp; // pieces in flight per block; pieces not capped at the start
+    uint32_t quiet;         // narrow during: 1 the team hop, 2 state and o_proj, 4 the exchange
     uint32_t delay_seed;    // 0, or random delays of blocks (test)
 };
 
@@ -64,7 +84,6 @@ struct alignas(128) Memory {
     alignas(16) uint16_t residual[kHidden];  // resident: this block's copy of h, bf16
     alignas(16) float mixed[4][kD];          // q, k, v, gate of the head
     alignas(16) float raw[2 * kD + kDv];     // projections before the convolution
-    alignas(16) float o[kDv];
     float beta;
     alignas(16) float scratch[State::kScratchBytes / 4];
     float norm_scratch[16];
@@ -115,10 +134,6 @@ struct HeadView {
     __device__ __forceinline__ float v(int i) const { return m.mixed[2][v0 + i]; }
     __device__ __forceinline__ float gate(int i) const { return m.mixed[3][i]; }
     __device__ __forceinline__ float beta() const { return m.beta; }
-};
-struct OSink {
-    float* out;  // 32 o-values
-    __device__ __forceinline__ void o(int c, float v) const { out[c] = v; }
 };
 struct StateSink {
     float* s;  // this block's slice of S: row pitch 128

@@ -41,7 +41,6 @@ __global__ void __launch_bounds__(kb::kThreads, 1) skeleton(const __grid_constan
             }
             in.release(team, 1);
         }
-        if (Mode != Sync::kNone) kb::set_quiet(team, m.ring, true);
         if (Mode == Sync::kExchange) {
             kb::zero_share(team, p.sums, kHidden, exchange, kBlocks);
             float* sums = kb::replica(p.sums, kHidden, exchange, part);
@@ -49,7 +48,7 @@ __global__ void __launch_bounds__(kb::kThreads, 1) skeleton(const __grid_constan
             for (int c = 0; c < 9; ++c)
                 if (c % 2 == team.set()) kb::red_add(sums + c * 256 + team.set_rank(), 0.0f);
         }
-        if (Mode != Sync::kNone) kb::grid_barrier(team, guard, (exchange + 1) * kBlocks);
+        if (Mode != Sync::kNone) kb::grid_barrier(team, m.ring, guard, (exchange + 1) * kBlocks, p.quiet & 4);
         if (Mode == Sync::kExchange && team.rank < kHidden / 8) {
             float y[8];
             kb::sum_replicas(p.sums, kHidden, exchange, team.rank * 8, y);

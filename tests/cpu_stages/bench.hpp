@@ -1,4 +1,6 @@
-// Throughput of a stage against the read pass over the same bytes, interleaved; prints one JSON line per shape and team.
+// Throughput of a stage against the read pass over the same bytes; prints one line per shape and team. Samples are
+// short slices of a blob that is larger than the caches, variants in turn, so that other load on the machine spoils some
+// samples and not the answer: the median and the best decile are both given.
 #pragma once
 #include <algorithm>
 
@@ -11,16 +13,17 @@ struct Bench {
     size_t bytes;
 };
 
-inline double median(std::vector<double> v) {
+inline double quantile(std::vector<double> v, double q) {
     std::sort(v.begin(), v.end());
-    return v[v.size() / 2];
+    return v[size_t(q * double(v.size() - 1))];
 }
 
 // `ports(item)` builds views into small buffers of the calling thread.
 template <class S, class MakePorts>
 void measure(const char* name, const Bench& b, const kb::Unit& first, MakePorts make_ports) {
     constexpr size_t unit = S::kPages * S::kPageBytes;
-    const int per = int(b.bytes / unit) / b.threads, units = per * b.threads;
+    const int per = int((size_t(4) << 20) / unit) + 1;  // units of one slice of one thread
+    const int slices = int(b.bytes / (unit * size_t(per * b.threads))), units = per * b.threads * slices;
     kb::Arena blob(size_t(units) * unit), scratch(size_t(b.threads) << 20);
     if (const char* why = S::pack(first, blob.data())) {
         std::printf("refused: %s\n", why);
@@ -32,39 +35,35 @@ void measure(const char* name, const Bench& b, const kb::Unit& first, MakePorts 
     struct Shared {
         kb::Arena *blob, *scratch;
         const int* items;
-        int per, variant;
+        int per, variant, slice;
         MakePorts* make;
         std::atomic<uint64_t> sink{0};
-        std::atomic<int> at{0};
-        std::vector<uint64_t> ends;
-    } sh{&blob, &scratch, items.data(), per, 0, &make_ports, {0}, {0}, std::vector<uint64_t>(16)};
+    } sh{&blob, &scratch, items.data(), per, 0, 0, &make_ports, {0}};
     const int32_t cpus[2] = {0, 1};
     kb::Crew crew(b.threads, cpus, &sh);
     const auto job = [](void* self, kb::Block& block) {
         Shared& s = *static_cast<Shared*>(self);
         block.scratch = s.scratch->data() + (size_t(block.id) << 20);
-        const std::byte* mine = s.blob->data() + size_t(block.id) * s.per * unit;
+        const int first = (s.slice * block.count + block.id) * s.per;
+        const std::byte* mine = s.blob->data() + size_t(first) * unit;
         if (s.variant == 0) s.sink += kb::read_bytes<0>(mine, s.per * unit);
         else if (s.variant == 1) s.sink += kb::read_bytes<1>(mine, s.per * unit);
         else {
             auto ports = (*s.make)(block.id);
-            kb::run_items<S>(block, kb::Launch{}, s.blob->data(), s.items + size_t(block.id) * s.per, s.per, ports, [](int i) { return i; });
+            kb::run_items<S>(block, kb::Launch{}, s.blob->data(), s.items + first, s.per, ports, [](int i) { return i; });
         }
     };
-    std::vector<double> gb[3], ratio;
-    for (int round = 0; round < b.rounds + 1; ++round) {
-        double rate[3];
-        for (int v = 0; v < 3; ++v) {
-            sh.variant = (v + round) % 3;
-            const uint64_t t = kb::now_ns();
-            crew.dispatch(job);
-            rate[sh.variant] = double(units) * unit / double(kb::now_ns() - t);
-        }
-        if (round == 0) continue;
-        for (int v = 0; v < 3; ++v) gb[v].push_back(rate[v]);
-        ratio.push_back(rate[2] / std::max(rate[0], rate[1]));
+    std::vector<double> gb[3];
+    for (int n = 0, at = 0; n < b.rounds * slices * 3; ++n, at = (at + 1) % slices) {
+        sh.variant = (n + n / 3) % 3;
+        sh.slice = at;
+        const uint64_t t = kb::now_ns();
+        crew.dispatch(job);
+        const double rate = double(per * b.threads) * unit / double(kb::now_ns() - t);
+        if (n >= slices) gb[sh.variant].push_back(rate);
     }
-    std::printf("{\"shape\": \"%s\", \"threads\": %d, \"unit_bytes\": %zu, \"read_gbs\": %.1f, \"read_prefetch_gbs\": %.1f, \"stage_gbs\": %.1f, \"share\": %.3f}\n", name, b.threads, unit, median(gb[0]), median(gb[1]), median(gb[2]), median(ratio));
+    const double read = std::max(quantile(gb[0], 0.9), quantile(gb[1], 0.9)), middle = std::max(quantile(gb[0], 0.5), quantile(gb[1], 0.5));
+    std::printf("%-26s threads %d  read %.1f  stage %.1f GB/s  share %.2f   (best decile: read %.1f  stage %.1f  share %.2f)\n", name, b.threads, middle, quantile(gb[2], 0.5), quantile(gb[2], 0.5) / middle, read, quantile(gb[2], 0.9), quantile(gb[2], 0.9) / read);
     std::fflush(stdout);
 }
 

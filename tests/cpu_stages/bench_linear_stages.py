@@ -1,6 +1,6 @@
 """Throughput of the quantised-linear stages against the read pass over the same bytes (run by hand, not by pytest).
 
-    python tests/cpu_stages/bench_linear_stages.py [--megabytes 256] [--rounds 9] [--threads 1 2] [--only NAME]
+    python -m tests.cpu_stages.bench_linear_stages [--megabytes 256] [--rounds 9] [--threads 1 2] [--only NAME]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from stage_text import build, program
+from tests.cpu_stages.stage_text import build, program
 
 LINEAR = {  # name -> (K, N, segments, whole x, mode)
     "qkvg 2304x512": (2304, 512, 4, "true", "OWN"),
@@ -41,7 +41,7 @@ def main_text(only: str) -> str:
 
 
 def run() -> None:
-    """Builds at -march=native and prints one JSON line per shape, level and team size."""
+    """Builds at -march=native and prints one line per shape, level and team size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from .stage_text import build, program
+from tests.cpu_stages.stage_text import build, program
 
 F64 = NDArray[np.float64]
 F32 = NDArray[np.float32]
@@ -223,12 +223,19 @@ def level_of_this_machine() -> int:
     return 0
 
 
+def execute(command: tuple[str, ...], root: Path) -> None:
+    """Runs a built driver over the case folders below `root`."""
+    done = subprocess.run([*command, str(root)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
 @dataclass
 class Ran:
     """Results of one target: read back with `get`."""
 
     root: Path
     data: dict[str, Data]
+    command: tuple[str, ...]
 
     def get(self, case: Case, variant: str, name: str) -> F32:
         """A float32 file of a case."""
@@ -260,9 +267,9 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             for name, content in data[case.name].files.items():
                 (folder / name).write_bytes(content)
     exe = build(program("driver.hpp", main_text()), root / "driver", list(target.flags), target.compiler)
-    done = subprocess.run([*target.runner, str(exe), str(root)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return Ran(root, data)
+    command = (*target.runner, str(exe))
+    execute(command, root)
+    return Ran(root, data, command)
 
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -300,3 +307,20 @@ def test_output_matches_float64(ran: Ran, case: Case, variant: str, record_prope
 def test_bad_zero_points_and_scales_are_refused(ran: Ran, case: Case, variant: str) -> None:
     said = (ran.root / f"{case.name}.{variant}" / "refusals").read_text().splitlines()
     assert said == ["zero point not an integer in 0..15"] * 6 + ["scale not finite"] * 3 + ["accepted"]
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_a_broken_activation_stays_visible(ran: Ran, tmp_path: Path, broken: float) -> None:
+    for case in CASES:
+        for variant in VARIANTS:
+            folder = tmp_path / f"{case.name}.{variant}"
+            shutil.copytree(ran.root / folder.name, folder)
+            x = np.fromfile(folder / "x", np.uint16 if case.bf16_x else np.float32)
+            x[5] = bf16(np.array([broken], np.float32))[0] if case.bf16_x else broken
+            x.tofile(folder / "x")
+    execute(ran.command, tmp_path)
+    for case in CASES:
+        for variant in VARIANTS:
+            y = np.fromfile(tmp_path / f"{case.name}.{variant}" / "y", np.float32)
+            # x[5] is in the box of item 0 (of slot 0, tile 0 for an expert): its first outputs cannot be finite
+            assert not np.isfinite(y[:16]).any(), f"{case.name} {variant}"

@@ -241,10 +241,14 @@ def measure() -> None:
             if not case.bench:
                 continue
             inputs = make_inputs(case, case.positions[-1])
+            want = expected(case, inputs, case.positions[-1])
+            for scalar in (False, True):
+                check(case, run_case(driver(march), case, scalar, case.positions[-1], inputs)[0], want, scalar)
+            errors = " ".join(f"{name} {error:.1e}" for (which, scalar, name), error in ERRORS.items() if which == case.name and not scalar)
             times = [run_case(driver(march), case, scalar, case.positions[-1], inputs, extra=(repeats, cold))[1].split()
                      for scalar, repeats, cold in ((False, "40", "0"), (False, "15", "1"), (True, "3", "0"))]
             print(f"{march:10} {case.name:24} warm {times[0][0]:>9} (least {times[0][1]}) cold {times[1][0]:>9} (least {times[1][1]})"
-                  f"  scalar {times[2][0]:>9} us", flush=True)
+                  f"  scalar {times[2][0]:>9} us  errors {errors}", flush=True)
 
 
 if __name__ == "__main__":

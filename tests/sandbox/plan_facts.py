@@ -100,7 +100,7 @@ class Case:
         writer, reader = self.step(edge.producer), self.step(edge.consumer)
         writes = self.boxes(writer, port_of(self.graph.by_name[edge.producer].outputs, edge.tensor))
         reads = self.boxes(reader, port_of(self.graph.by_name[edge.consumer].inputs, edge.tensor))
-        return any(b != c and lo < h and lw < hi for b, lw, hi in writes for c, lo, h in reads)
+        return any(b != c and lo < end and start < hi for b, lo, hi in writes for c, start, end in reads)
 
     def bare(self, edge: EdgeSync) -> bool:
         """No barrier and no wait that could order the edge stands between producer and consumer."""

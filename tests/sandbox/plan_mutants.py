@@ -141,7 +141,7 @@ def remove_signal(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
         yield case.with_step(step.node, signals=tuple(e for e in step.signals if e != event))
 
 
-@breaks("b", "more signals come than the wait counts, so it can return before the producer's own")
+@breaks("b", "more signals come in a launch than the wait counts, so some wait returns before the producer's own")
 def extra_signal(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
     awaited = sorted({w.event for _, _, s, _ in case.sites() for w in s.waits})
     sites = [(s, e) for _, _, s, _ in case.sites() for e in awaited]

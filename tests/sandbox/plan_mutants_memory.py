@@ -155,7 +155,9 @@ def private_made_shared(case: Case, rng: random.Random, count: int) -> Iterator[
 
 @breaks("c", "sums need copies that somebody zeroed, and written cells need one place")
 def partial_swapped(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
-    for tensor in pick(rng, list(case.plan.buffers), count):
+    if case.plan.blocks == 1:
+        return
+    for tensor in pick(rng, [t for t in case.plan.buffers if not (t in _partials(case) and len(_adders(case, t)) < 2)], count):
         if case.plan.buffers[tensor].home == "partial":
             yield case.with_buffer(tensor, home=rng.choice(("shared", "private")), copies=1, copy_of=())
         else:
@@ -178,12 +180,13 @@ def _adders(case: Case, tensor: str) -> list[int]:
 
 @breaks("ce", "two blocks add to one copy in one step: plain adds race; atomic ones may come before the other block's zero")
 def copies_merged(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
-    """On cuda only if the copy is zeroed in the phase of the adds, by a block other than one that adds."""
+    """On cuda only if zeroing and adds share a phase, in which no event orders one block's start before another's adds."""
     at = case.at()
     for tensor in pick(rng, _partials(case), count):
         blocks = _adders(case, tensor)
         buffer = case.plan.buffers[tensor]
-        same_phase = tensor in case.plan.phases[at[case.graph.producers[tensor]][0]].zero
+        phase = case.plan.phases[at[case.graph.producers[tensor]][0]]
+        same_phase = tensor in phase.zero and not any(s.waits for s in phase.steps)
         if len(blocks) < 2 or (case.plan.target == "cuda" and not same_phase):
             continue
         a, b = sorted(rng.sample(blocks, 2))

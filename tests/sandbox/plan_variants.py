@@ -20,6 +20,8 @@ def _shuffled(n: int, rng: random.Random) -> list[int]:
 
 def rename_blocks(case: Case, rng: random.Random) -> Case | None:
     """The same plan with blocks named otherwise, copies along with them."""
+    if _merged(case):
+        return None  # whoever zeroes a copy must still precede those who add
     new = _shuffled(case.plan.blocks, rng)
     out = case.owners({s.node: tuple(new[b] for b in s.owner) for _, _, s, _ in case.sites() if s.owner})
     for _, _, step, _ in case.sites():
@@ -30,17 +32,13 @@ def rename_blocks(case: Case, rng: random.Random) -> Case | None:
             for b, copy in enumerate(buffer.copy_of):
                 of[new[b]] = copy
             out = out.with_buffer(tensor, copy_of=tuple(of))
-    # Whoever zeroes a copy must still precede those who add: keep plans whose copies are not merged.
-    merged = any(b.home == "partial" and b.copies < case.plan.blocks for b in case.plan.buffers.values())
-    return None if merged else out
+    return out
 
 
 def permute_phase(case: Case, rng: random.Random) -> Case | None:
     """Other owners in one phase, the same permutation for all its steps, so that each chain stays in one block."""
     p = rng.randrange(len(case.plan.phases))
-    if not (p == 0 or case.plan.phases[p - 1].barrier) or not (case.plan.phases[p].barrier or p + 1 == len(case.plan.phases)):
-        return None
-    if any(b.home == "partial" and b.copies < case.plan.blocks for b in case.plan.buffers.values()):
+    if _merged(case) or not all(ph.barrier for ph in case.plan.phases[:-1]):
         return None
     inside = {s.node for s in case.plan.phases[p].steps}
     if any(e.kind == "same_block" and (e.producer in inside) != (e.consumer in inside) and not _private(case, e.tensor)
@@ -48,6 +46,10 @@ def permute_phase(case: Case, rng: random.Random) -> Case | None:
         return None
     new = _shuffled(case.plan.blocks, rng)
     return case.owners({s.node: tuple(new[b] for b in s.owner) for s in case.plan.phases[p].steps if s.owner})
+
+
+def _merged(case: Case) -> bool:
+    return any(b.home == "partial" and b.copies < case.plan.blocks for b in case.plan.buffers.values())
 
 
 def _private(case: Case, tensor: str) -> bool:
@@ -58,14 +60,10 @@ def scatter_owners(case: Case, rng: random.Random) -> Case | None:
     """Any owners for a step between barriers: its edges all cross one, or stay in a private buffer of earlier steps."""
     at = case.at()
     sites = []
-    for p, _, step, node in case.sites():
-        edges = [e for e in case.plan.edges if node.name in (e.producer, e.consumer)]
-        far = all(e.kind == "barrier" and case.barrier_between(at[e.producer][0], at[e.consumer][0]) or _private(case, e.tensor) for e in edges)
-        merged = any(case.plan.buffers[t].copies > 1 and case.plan.buffers[t].copies < case.plan.blocks
-                     for t in node.outputs.values() if t in case.plan.buffers)  # fmt: skip
-        zeroed_here = any(t in case.plan.phases[p].zero for t in node.outputs.values())
-        one_copy = any(b.home == "partial" and b.copies != case.plan.blocks for b in case.plan.buffers.values())
-        if step.owner and far and not merged and not (one_copy and zeroed_here) and not step.signals and not one_copy:
+    for _, _, step, node in case.sites():
+        edges = [e for e in case.plan.edges if node.name in (e.producer, e.consumer) and not _private(case, e.tensor)]
+        far = all(e.kind == "barrier" and case.barrier_between(at[e.producer][0], at[e.consumer][0]) for e in edges)
+        if step.owner and far and not step.signals and not _merged(case):
             sites.append(step)
     if not sites:
         return None
@@ -226,9 +224,9 @@ def useless_event(case: Case, rng: random.Random) -> Case | None:
     sites = case.sites()
     a, b = sorted(rng.sample(range(len(sites)), 2))
     (p, _, early, _), (q, _, late, _) = sites[a], sites[b]
-    if not case.barrier_between(p, q):
-        return None
     event = f"extra.{early.node}.{late.node}"
+    if not case.barrier_between(p, q) or event in early.signals:
+        return None
     out = case.with_step(early.node, signals=(*early.signals, event))
     return out.with_step(late.node, waits=(*late.waits, Wait(event=event, count=len(case.runners(early)))))
 

@@ -384,7 +384,7 @@ def test_a_hostile_scratch_folder_is_removed(any_walls: Walls, tmp_path: Path) -
         os.symlink({str(outside)!r}, "link")
         os.mkfifo("fifo")
         os.mkdir("closed"); open("closed/file", "w").close(); os.chmod("closed", 0)
-        for _ in range(1500):
+        for _ in range(1100):
             os.mkdir("deep"); os.chdir("deep")
     """
     assert python(any_walls, code).report.exit_code == 0

@@ -27,9 +27,11 @@ struct Handle {
     int32_t last_phase = -1;
 };
 
+volatile uintptr_t nowhere = 0;
+
 void misbehave(Handle* h) {
     switch (MISCHIEF) {
-    case 1: *static_cast<volatile int*>(nullptr) = 1; break;                // segfault
+    case 1: *reinterpret_cast<volatile int*>(nowhere) = 1; break;           // segfault
     case 2: for (volatile int i = 0;; ++i) {} break;                        // never ends
     case 3: {                                                               // memory hog
         for (;;) { void* p = std::malloc(16 << 20); std::memset(p, 1, 16 << 20); }

@@ -34,7 +34,8 @@ struct Control {
     AbortRecord abort;
 };
 
-enum Counter : uint32_t { kCounterFull = 1, kCounterEmpty = 2, kCounterBarrier = 3, kCounterTag = 4 };
+enum Counter : uint32_t { kCounterFull = 1, kCounterEmpty = 2, kCounterBarrier = 3, kCounterTag = 4,
+                        kCounterQuiet = 5 };
 
 // ---------------------------------------------------------------- small PTX wrappers
 
@@ -158,7 +159,8 @@ __device__ __forceinline__ void ring_init(Memory& m) {
 }
 
 // Hint of the consume order to the producer: everything to L2 queues behind the stream, so while the consumers
-// hop, exchange and wait, fewer bytes should be in flight.
+// hop, exchange and wait, fewer bytes should be in flight. With narrow = 0 nothing new is issued meanwhile, so quiet
+// may then only span code that waits for no page.
 template <class Memory>
 __device__ __forceinline__ void set_quiet(const Team& team, Memory& m, bool quiet) {
     if (team.rank == 0) m.quiet = quiet;
@@ -197,32 +199,44 @@ __device__ __forceinline__ void copy_rows(uint32_t dst, const void* src, int thr
     }
 }
 
-// The load order of a block, run by the producer warps: begin(), copies, end(), page after page.
+// The load order of a block, run by the producer warps: begin(), copies, piece(), copies, end(), page after page.
 template <class Memory>
 struct Producer {
     Memory& m;
     Guard guard;
     int thread;
-    int wide, narrow;  // pages in flight: while the consumers stream / while they are quiet
+    int wide, narrow;  // pieces in flight: while the consumers stream / while they are quiet (0: none new)
+    int ramp;
     Cursor at{};
+    int issued = 0;
 
     __device__ __forceinline__ uint32_t begin() {
         const uint32_t bar = shared_address(&m.empty[at.slot]);
         guard.spin(kCounterEmpty, at.slot, [&](uint32_t&) { return mbarrier_try_wait(bar, at.parity ^ 1); });
         return shared_address(m.slot[at.slot]);
     }
-    __device__ __forceinline__ void end() {
-        cp_async_arrive(shared_address(&m.full[at.slot]));
+    // Ends one piece of a page (about half of one): the unit in which the bytes in flight are capped. The first
+    // `ramp` pieces of a launch are not capped: nothing competes with them yet.
+    __device__ __forceinline__ void piece() {
         cp_async_commit();
-        at.advance<Memory::kSlots>();
-        switch (m.quiet ? narrow : wide) {
-            case 1: cp_async_wait<0>(); break;
+        if (++issued <= ramp) return;
+        const bool quiet = m.quiet;
+        if (quiet && narrow == 0) guard.spin(kCounterQuiet, 0, [&](uint32_t&) { return m.quiet == 0; });
+        switch (quiet ? narrow : wide) {
+            case 0: case 1: cp_async_wait<0>(); break;
             case 2: cp_async_wait<1>(); break;
             case 3: cp_async_wait<2>(); break;
             case 4: cp_async_wait<3>(); break;
             case 5: cp_async_wait<4>(); break;
-            default: cp_async_wait<7>(); break;
+            case 6: cp_async_wait<5>(); break;
+            case 7: case 8: cp_async_wait<7>(); break;
+            default: cp_async_wait<11>(); break;
         }
+    }
+    __device__ __forceinline__ void end() {
+        cp_async_arrive(shared_address(&m.full[at.slot]));
+        at.advance<Memory::kSlots>();
+        piece();
     }
 };
 
@@ -247,9 +261,12 @@ struct Consumer {
 // ---------------------------------------------------------------- grid barrier, tags, accumulators, epochs
 
 // Release by one thread after the team barrier is enough: the barrier makes its add cumulative.
-__device__ __forceinline__ void grid_barrier(const Team& team, const Guard& guard, uint32_t target) {
+// `quiet` holds the stream back from here on; only now is no consumer waiting for a page.
+template <class Memory>
+__device__ __forceinline__ void grid_barrier(const Team& team, Memory& m, const Guard& guard, uint32_t target, bool quiet) {
     team.sync();
     if (team.rank == 0) {
+        m.quiet = quiet;
         uint32_t* counter = &guard.control->barrier;
         red_release_add(counter, 1);
         guard.spin(kCounterBarrier, target, [&](uint32_t& seen) {

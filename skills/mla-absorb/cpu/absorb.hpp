@@ -1,6 +1,7 @@
 // absorb: qa[r] = sum_d q[d] w[r,d] and qr = RoPE of q's tail. The scales of w vary along d, the reduction axis, and are
 // shared by 128 rows r: per such group q[d] * scale[d] becomes digits; lanes are 16 rows, 4 d's per lane.
-// Page = one group: two bands of 4 tiles (16 r's x 8 d's, as in digits.hpp), bf16 scales [NOPE], u8 zeros [NOPE].
+// Page = one group: bf16 scales [NOPE] and u8 zeros [NOPE] first, because they are needed first; then two bands of 4 tiles
+// (16 r's x 8 d's, as in digits.hpp).
 template <class C>
 struct Stage {
     using Ports = typename C::Ports;
@@ -8,9 +9,9 @@ struct Stage {
     using Image = Digits<C::LEVELS, C::NOPE>;
     using Table = RopeTable<C::ROPE>;
     struct Regs {};
-    static constexpr size_t kBand = size_t(C::NOPE) / 8 * 4 * 64, kScales = 2 * kBand, kZeros = kScales + 2 * C::NOPE;
+    static constexpr size_t kZeros = 2 * C::NOPE, kCodes = (3 * C::NOPE + 63) / 64 * 64, kBand = size_t(C::NOPE) / 8 * 4 * 64;
     static constexpr int kPages = C::LORA / 128;
-    static constexpr size_t kPageBytes = (kZeros + C::NOPE + 63) / 64 * 64;
+    static constexpr size_t kPageBytes = kCodes + 2 * kBand;
     static constexpr size_t kScratchBytes = sizeof(Table);
 
     static const char* pack(const kb::Unit& u, std::byte* dst) {
@@ -25,7 +26,7 @@ struct Stage {
             std::byte* page = dst + size_t(g) * kPageBytes;
             for (int d = 0; d < C::NOPE; ++d) {
                 const kb::bf16 scale = kb::to_bf16(w.scale(g * 128, d));
-                std::memcpy(page + kScales + 2 * d, &scale, 2);
+                std::memcpy(page + 2 * d, &scale, 2);
                 page[kZeros + d] = std::byte(int(w.zero(g * 128, d)));
             }
         }
@@ -38,7 +39,7 @@ struct Stage {
             for (int d = 0; d < C::NOPE; ++d) {
                 const int pair = std::to_integer<int>(page[place(r, d)]), zero = std::to_integer<int>(page[kZeros + d]);
                 kb::bf16 scale;
-                std::memcpy(&scale, page + kScales + 2 * d, 2);
+                std::memcpy(&scale, page + 2 * d, 2);
                 w[size_t(r) * C::NOPE + d] = float((d % 8 < 4 ? pair & 15 : pair >> 4) - zero) * kb::to_float(scale);
             }
         }
@@ -46,7 +47,7 @@ struct Stage {
     // Byte of row r, column d in its page.
     static size_t place(int r, int d) {
         const int lane = r % 128;
-        return size_t(lane / 64) * kBand + size_t(d / 8 * 4 + lane % 64 / 16) * 64 + lane % 16 * 4 + d % 4;
+        return kCodes + size_t(lane / 64) * kBand + size_t(d / 8 * 4 + lane % 64 / 16) * 64 + lane % 16 * 4 + d % 4;
     }
 
     static void enter(kb::Team, const kb::Launch& run, const Ports&, std::byte* scratch) { reinterpret_cast<Table*>(scratch)->fill(run.position); }
@@ -61,13 +62,13 @@ struct Stage {
     }
     static KB_INLINE void consume(kb::Team, const kb::Launch&, int, int page, const std::byte* data, const Ports& p, Regs&, std::byte*) {
         kb::f32x16 v[C::NOPE / 16];
-        const kb::bf16* scales = reinterpret_cast<const kb::bf16*>(data + kScales);
+        const kb::bf16* scales = reinterpret_cast<const kb::bf16*>(data);
         for (int i = 0; i < C::NOPE / 16; ++i) v[i] = p.q.v16(size_t(16 * i)) * kb::load16(scales + 16 * i);
         Image x;
         quantise<C::LEVELS, C::NOPE>(v, x, [data](int i, kb::i32x16 integers) { return integers * widen_u8(data + kZeros + 16 * i); });
         for (int half = 0; half < 2; ++half) {
             kb::i32x16 dot[4];
-            dot_tiles<4>(data + half * kBand, x, dot);
+            dot_tiles<4>(data + kCodes + half * kBand, x, dot);
             for (int t = 0; t < 4; ++t) p.qa.put16(size_t(page) * 128 + half * 64 + 16 * t, to_f32(dot[t] - x.sum) * x.scale);
         }
     }

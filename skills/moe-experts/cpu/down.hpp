@@ -21,13 +21,15 @@ struct Stage {
     static Image* image(std::byte* scratch) { return reinterpret_cast<Image*>(scratch); }
 
     static void begin(kb::Team, const kb::Launch&, int item, const Ports& p, Regs&, std::byte* scratch) {
-        quantise_groups(p.x, Matrix::kGroups, image(scratch));
         const float share = p.w[size_t(item / C::PERIOD)];
-        for (int g = 0; g < Matrix::kGroups; ++g) image(scratch)[g].scale *= share;
+        for (int g = 0; g < Matrix::kGroups; ++g) {
+            quantise_group(p.x, g, image(scratch)[g]);
+            image(scratch)[g].scale *= share;
+        }
     }
     static KB_INLINE void consume(kb::Team, const kb::Launch&, int, int page, const std::byte* data, const Ports& p, Regs&, std::byte* scratch) {
         kb::f32x16 y[Matrix::kColumns / 16];
-        Matrix::multiply(data, image(scratch), y);
+        Matrix::multiply(data, image(scratch), y, [](int) {});
         for (int t = 0; t < Matrix::kColumns / 16; ++t) p.y.put16(size_t(page) * Matrix::kColumns + 16 * t, y[t]);
     }
     static void finish(kb::Team, const kb::Launch&, int, const Ports&, Regs&, std::byte*) {}

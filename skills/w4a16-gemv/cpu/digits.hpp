@@ -73,14 +73,12 @@ KB_INLINE void quantise(const kb::f32x16 (&x)[COUNT / 16], Digits<LEVELS, COUNT>
     out.sum = sum_lanes(total);
 }
 
-// `count` groups of 128 from view `x`.
+// Group `g` of 128 from view `x`.
 template <int LEVELS, class X>
-KB_INLINE void quantise_groups(const X& x, int count, Digits<LEVELS, 128>* out) {
-    for (int g = 0; g < count; ++g) {
-        kb::f32x16 v[8];
-        for (int i = 0; i < 8; ++i) v[i] = x.v16(size_t(g) * 128 + 16 * i);
-        quantise<LEVELS, 128>(v, out[g], [](int, kb::i32x16 integers) { return integers; });
-    }
+KB_INLINE void quantise_group(const X& x, int g, Digits<LEVELS, 128>& out) {
+    kb::f32x16 v[8];
+    for (int i = 0; i < 8; ++i) v[i] = x.v16(size_t(g) * 128 + 16 * i);
+    quantise<LEVELS, 128>(v, out, [](int, kb::i32x16 integers) { return integers; });
 }
 
 // ---- dot products ----
@@ -238,12 +236,13 @@ struct Bands {
         const int zero = std::to_integer<int>(block[kCodes + 2 * kColumns + c]);
         return float((r % 8 < 4 ? pair & 15 : pair >> 4) - zero) * kb::to_float(scale);
     }
-    // y[t] of one band: x . w for its columns.
-    template <int LEVELS>
-    static KB_INLINE void multiply(const std::byte* band, const Digits<LEVELS, 128>* x, kb::f32x16 (&y)[TILES]) {
+    // y[t] of one band: x . w for its columns. `prepare(g)` comes before group g of x is read.
+    template <int LEVELS, class Prepare>
+    static KB_INLINE void multiply(const std::byte* band, const Digits<LEVELS, 128>* x, kb::f32x16 (&y)[TILES], Prepare prepare) {
         for (int t = 0; t < TILES; ++t) y[t] = kb::splat(0.0f);
         for (int g = 0; g < kGroups; ++g) {
             const std::byte* block = band + size_t(g) * kBlock;
+            prepare(g);
             kb::i32x16 dot[TILES];
             dot_tiles<TILES, LEVELS, 128>(block, x[g], dot);
             const float sum = float(x[g].sum), scale = x[g].scale;

@@ -21,14 +21,17 @@ struct Stage {
     static Image* image(std::byte* scratch) { return reinterpret_cast<Image*>(scratch); }
 
     static void enter(kb::Team, const kb::Launch&, const Ports& p, std::byte* scratch) {
-        if constexpr (C::WHOLE_X) quantise_groups(p.x, Matrix::kGroups, image(scratch));
+        if constexpr (C::WHOLE_X)
+            for (int g = 0; g < Matrix::kGroups; ++g) quantise_group(p.x, g, image(scratch)[g]);
     }
-    static void begin(kb::Team, const kb::Launch&, int, const Ports& p, Regs&, std::byte* scratch) {
-        if constexpr (!C::WHOLE_X) quantise_groups(p.x, Matrix::kGroups, image(scratch));
-    }
+    static void begin(kb::Team, const kb::Launch&, int, const Ports&, Regs&, std::byte*) {}
     static KB_INLINE void consume(kb::Team, const kb::Launch&, int, int page, const std::byte* data, const Ports& p, Regs&, std::byte* scratch) {
         kb::f32x16 y[Matrix::kColumns / 16];
-        Matrix::multiply(data, image(scratch), y);
+        Image* x = image(scratch);
+        Matrix::multiply(data, x, y, [&](int g) {
+            if constexpr (!C::WHOLE_X)  // a box of x: group by group, so that the stream never pauses for long
+                if (page == 0) quantise_group(p.x, g, x[g]);
+        });
         for (int t = 0; t < Matrix::kColumns / 16; ++t) p.y.put16(size_t(page) * Matrix::kColumns + 16 * t, y[t]);
     }
     static void finish(kb::Team, const kb::Launch&, int, const Ports&, Regs&, std::byte*) {}

@@ -25,7 +25,28 @@ struct DigitImage {
     static constexpr int kStride = 2 * Group + 16, kLanes = Group / 8;
     unsigned char* base;
 
+    // Rounding by adding 1.5 * 2^23: the integer lands in the low mantissa bits, no conversion instructions.
+    // |q| <= 127 and |q - a| <= 0.5, so neither digit needs a clamp; the digit sums are exact in fp32.
+    static constexpr float kMagic = 12582912.0f;
+
     __device__ __forceinline__ const unsigned char* group(int g) const { return base + g * kStride; }
+
+    // One value per lane of one warp: a group of 32.
+    __device__ __forceinline__ void put1(int lane, float x) const {
+        static_assert(Group == 32);
+        float top = fabsf(x);
+#pragma unroll
+        for (int d = 16; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+        const float scale = fmaxf(top, 1e-30f) * (1.0f / 127.0f);
+        const float q = __fmul_rn(x, __frcp_rn(scale)), s = __fadd_rn(q, kMagic), a = s - kMagic;
+        const float t = fmaf(__fsub_rn(q, a), 254.0f, kMagic);
+        float sum = fmaf(254.0f, a, t - kMagic);
+#pragma unroll
+        for (int d = 16; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
+        base[lane] = static_cast<unsigned char>(__float_as_uint(s));
+        base[Group + lane] = static_cast<unsigned char>(__float_as_uint(t));
+        if (lane == 0) *reinterpret_cast<uint2*>(base + 2 * Group) = make_uint2(__float_as_uint(scale * (1.0f / 254.0f)), __float2int_rn(sum));
+    }
 
     // Called by whole warps; kLanes neighbouring lanes hold one group. `live` is false for lanes past the end.
     __device__ __forceinline__ void put8(int octet, const float (&x)[8], bool live) const {
@@ -35,15 +56,12 @@ struct DigitImage {
 #pragma unroll
         for (int d = kLanes / 2; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
         const float scale = fmaxf(top, 1e-30f) * (1.0f / 127.0f), inverse = __frcp_rn(scale);
-        // Rounding by adding 1.5 * 2^23: the integer lands in the low mantissa bits, no conversion instructions.
-        // |q| <= 127 and |q - a| <= 0.5, so neither digit needs a clamp; the sums below are exact in fp32.
-        constexpr float kMagic = 12582912.0f;
         uint32_t hi[8], lo[8];
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const float q = x[i] * inverse, s = q + kMagic, a = s - kMagic;
-            const float t = fmaf(q - a, 254.0f, kMagic);
+            const float q = __fmul_rn(x[i], inverse), s = __fadd_rn(q, kMagic), a = s - kMagic;
+            const float t = fmaf(__fsub_rn(q, a), 254.0f, kMagic);
             sum += fmaf(254.0f, a, t - kMagic);
             hi[i] = __float_as_uint(s), lo[i] = __float_as_uint(t);
         }
