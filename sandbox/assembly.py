@@ -174,9 +174,10 @@ class _Assembler:
             out.append(f"        using C = plan::Cfg{cfg.index};")
             out.append(f"        using S = impl{cfg.impl}::Stage<C>;")
             out.append(f"        const kb::StepArgs& s = a[{k}];")
+            out.append(f"        const kb::Items& own = plan::{self.items(step, sharding.items)}[b.id];")
             for w in step.waits:
                 e = self.event(w.event)
-                out.append(f'        if (!grid.wait_event(b, phase, "flag {_short(w.event)}", e0 + {e}, {w.count})) return false;')
+                out.append(f'        if (own.count > 0 && !grid.wait_event(b, phase, "flag {_short(w.event)}", e0 + {e}, {w.count})) return false;')
             out.append(f"        run.layer = s.layer, run.writer = {f'b.id == {step.writer}' if step.replicated else 'true'};")
             ports, ys = [], []
             for i, port in enumerate(node.ports):
@@ -192,8 +193,6 @@ class _Assembler:
                 out.append("        const auto unit = [&](int item) { return ids[size_t(item / C::PERIOD)] * C::PERIOD + item % C::PERIOD; };")
             else:
                 out.append(f"        const auto unit = [](int item) {{ return {'item' if sharding.units != 1 else 'item * 0'}; }};")
-            owned = self.items(step, sharding.items)
-            out.append(f"        const kb::Items& own = plan::{owned}[b.id];")
             out.append("        kb::run_items<S>(b, run, s.pages, own.item, own.count, ports, unit);")
             for event in step.signals:
                 out.append(f"        if (own.count > 0) grid.signal(e0 + {self.event(event)});")
@@ -201,20 +200,26 @@ class _Assembler:
         return "\n".join(out)
 
     def event(self, name: str) -> int:
-        """Index of an event within its layer (layers own equal runs of events)."""
+        """Index of an event within its layer (layers own equal runs of events, so that they can share a phase function)."""
         short = _short(name)
+        layers = {self.graph.by_name[s.node].layer for _, s in self.plan.steps() if name in s.signals or name in [w.event for w in s.waits]}
+        if len(layers) > 1:
+            raise AssemblyError(f"event '{name}' is signalled and awaited in different layers {sorted(layers)}: use a barrier")
         names = sorted({_short(e) for _, s in self.plan.steps() for e in s.signals})
         return names.index(short)
 
     def assemble(self) -> str:
         plan, graph = self.plan, self.graph
         self.buffers = [plan.buffers[t] for t in plan.buffers]
-        offset = 0
+        sizes: dict[str, int] = {}
         for b in self.buffers:
-            decl = graph.tensors[b.tensor]
             copies = {"shared": 1, "private": plan.blocks, "partial": b.copies}[b.home]
-            self.offsets.append(offset)
-            offset += -(-decl.bytes * copies // 128) * 128 + 128
+            sizes[b.storage] = max(sizes.get(b.storage, 0), graph.tensors[b.tensor].bytes * copies)
+        offset, starts = 0, {}
+        for storage, size in sizes.items():
+            starts[storage] = offset
+            offset += -(-size // 128) * 128 + 128
+        self.offsets = [starts[b.storage] for b in self.buffers]
         for _, step in plan.steps():
             for tensor in graph.by_name[step.node].ports.values():
                 self.slot(tensor)

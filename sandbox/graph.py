@@ -59,7 +59,7 @@ class Segment(Frozen):
 
 
 class PortBox(Frozen):
-    """How an item sees one port: `size` elements at `item % period * size`... or the whole tensor if size is 0.
+    """How an item sees one port: `size` elements from `item * size` on, or the whole tensor if size is 0.
 
     `mode` of an output: `own` (this item is the only writer of its box), `add` (items add into copies that
     somebody zeroed), `append` (the row at the launch's position), `state` (in place). With `rows` > 1 the box is that

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import stat
@@ -199,10 +200,18 @@ class Box:
             rlimits["as"] = limits.memory_bytes  # devices reserve far more addresses than memory
         if uid is not None:
             rlimits["nproc"] = limits.processes + 2
+        if uid is None and self._counts_per_namespace():
+            command = enclosure.limited({"nproc": limits.processes + 2}, command)
         argv = [*prefix, *command]
         if self.walls.has("rlimits"):
             argv = enclosure.limited(rlimits, argv)
         return enclosure.joined(self._cgroup.join_files if self._cgroup else [], argv)
+
+    def _counts_per_namespace(self) -> bool:
+        """Whether RLIMIT_NPROC, set inside, counts the box's processes alone: since Linux 5.14, unless root's."""
+        release = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+        walled = self.walls.level in (Level.BWRAP, Level.NAMESPACES)
+        return walled and os.geteuid() != 0 and release >= (5, 14)
 
     def popen(self, command: Sequence[str], *, stdin: bool = False) -> subprocess.Popen[bytes]:
         """Start a command with pipes for stdout and stderr (and stdin if asked). One at a time."""

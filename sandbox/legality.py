@@ -3,7 +3,8 @@
 The model (items, cells, happens-before) is in legality_model.py; nothing that the planner claims is believed, the claims
 themselves (edge kinds, dropped roundings) are checked against it. What the rules mean for this form of plan:
 
-a  every block gets to its end: no wait before its own signal, no event that nobody signals, no count too high;
+a  every block gets to its end: no wait before its own signal (not even if blocks without items wait too, as the CPU
+   assembler lets them), no event that nobody signals, no count too high;
 b  every wait asks for exactly the signals of a launch, every barrier for one arrival of every block;
 c  every stage is placed once, every item has one owner in range, items tile each tensor that they own, in every copy of it (a
    private buffer has one copy per block, so a replicated step fills it); add cells are zeroed exactly once, before the adds;

@@ -282,10 +282,11 @@ class Model:
             for b, program in enumerate(programs):
                 while at[b] < len(program):
                     pos, kind, name = program[at[b]]
-                    if kind == "wait":
+                    if kind in ("wait", "idle wait"):
                         have, all_clock = heard.get(name, (0, clock[b]))
                         if have < self.signals.get(name, 1):
                             break
+                    if kind == "wait":
                         clock[b] = np.maximum(clock[b], all_clock)
                         rows.append((pos, b, clock[b].copy()))
                     elif kind == "signal":
@@ -293,7 +294,7 @@ class Model:
                         mine[b] = pos
                         have, all_clock = heard.get(name, (0, mine))
                         heard[name] = (have + 1, np.maximum(all_clock, mine))
-                    else:
+                    elif kind != "idle wait":
                         if kind == "barrier":
                             arrived += 1
                             program[at[b]] = (pos, "arrived", name)
@@ -307,12 +308,15 @@ class Model:
         return self._clocks(rows), stuck
 
     def _programs(self) -> list[list[tuple[int, str, str]]]:
-        """Waits, signals and barriers of each block, in its order."""
+        """Waits, signals and barriers of each block, in its order. A block without items in a step need not wait, but may: it
+        must not hang if it does, and nothing is concluded from it."""
         everyone = range(self.blocks)
         syncs: list[tuple[int, Sequence[int], str, str]] = [(p, everyone, "barrier", "a grid barrier") for p in self.barriers]
         for run in self.runs:
             members = run.blocks.tolist()
+            idle = np.setdiff1d(self.everyone, run.blocks).tolist() if run.step.waits else []
             syncs += [(run.pos, members, "wait", w.event) for w in run.step.waits]
+            syncs += [(run.pos, idle, "idle wait", w.event) for w in run.step.waits]
             syncs += [(run.pos, members, "signal", e) for e in run.step.signals]
         programs: list[list[tuple[int, str, str]]] = [[] for _ in range(self.blocks)]
         for pos, members, kind, name in sorted(syncs, key=lambda s: s[0]):

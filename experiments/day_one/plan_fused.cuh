@@ -13,7 +13,7 @@ enum FusedStamp { kEntered, kSummed, kNormed, kProjected, kPublished, kCollected
 // Load order: aux (norm weight; conv weights and windows, or the beta row), 9 projection pages, S, 3 o_proj pages.
 __device__ __forceinline__ void fused_produce(const Params& p, Memory& m) {
     const int head = blockIdx.x / kTeam, part = blockIdx.x % kTeam, t = threadIdx.x - kb::kConsumers;
-    kb::Producer<decltype(m.ring)> out{m.ring, {p.control, &m.ring.aborted, 100}, t, p.wide, p.narrow, p.ramp};
+    kb::Producer<decltype(m.ring)> out{m.ring, {p.control, &m.ring.aborted, 100}, t, p.wide, p.narrow};
 #pragma unroll 1
     for (int l = 0; l < kLayers; ++l) {
         const Layer& layer = p.layer[l];
@@ -30,12 +30,20 @@ __device__ __forceinline__ void fused_produce(const Params& p, Memory& m) {
         out.end();
         const uint8_t* next = layer.pages + static_cast<size_t>(blockIdx.x) * kFusedBlockBytes;
 #pragma unroll 1
-        for (int i = 0; i < QkvgShape::kPages; ++i, next += QkvgShape::kPageBytes)
-            copy_page<QkvgShape::kPageBytes>(out, next, t);
-        copy_state_page(out, layer.s + head * kD * kD + part * kDv, t);
+        for (int i = 0; i < QkvgShape::kPages; ++i, next += QkvgShape::kPageBytes) {
+            page = out.begin();
+            kb::copy_bytes<QkvgShape::kPageBytes>(page, next, t);
+            out.end();
+        }
+        page = out.begin();
+        kb::copy_rows<kD, kDv * 4, kD * 4>(page, layer.s + head * kD * kD + part * kDv, t);
+        out.end();
 #pragma unroll 1
-        for (int i = 0; i < kORowItems; ++i, next += ORowsShape::kPageBytes)
-            copy_page<ORowsShape::kPageBytes>(out, next, t);
+        for (int i = 0; i < kORowItems; ++i, next += ORowsShape::kPageBytes) {
+            page = out.begin();
+            kb::copy_bytes<ORowsShape::kPageBytes>(page, next, t);
+            out.end();
+        }
     }
     kb::cp_async_wait<0>();
 }
@@ -54,14 +62,12 @@ struct FusedResidual {
             return;
         }
         float y[8];
-        kb::sum_replicas(p.sums, kHidden, exchange - 1, octet * 8, y);
+        kb::sum_replicas(p.sums, kHidden, exchange - 1, octet, y);
         unpack8(*own, h);
 #pragma unroll
         for (int i = 0; i < 8; ++i) y[i] = kb::round_bf16(y[i]), h[i] = kb::round_bf16(h[i] + y[i]);
         *own = pack8(h);
-        if (octet % kBlocks == blockIdx.x)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) p.y[(layer - 1) * kHidden + octet * 8 + i] = y[i];
+        if (octet % kBlocks == blockIdx.x) store8(p.y + (layer - 1) * kHidden + octet * 8, y);
     }
 };
 // The gate needs no convolution and goes out at once; q, k and v stay in the block until it is done.
@@ -153,6 +159,10 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
         }
         kb::zero_share(team, p.sums, kHidden, exchange, kBlocks);
         kb::stamp(team, p.stamps, l, kLayers, kPublished);
+        // S into registers before the hop: its page depends on nothing
+        State::consume(team, 0, 0, in.wait(guard), state);
+        in.release(team, 1);
+        in.next();
         // team hop
         kb::delay(p.delay_seed, l + 16);
         m.mixed[team.rank / kD][team.rank % kD] = kb::collect(mail + team.rank, tag, guard);
@@ -162,9 +172,6 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
         kb::stamp(team, p.stamps, l, kLayers, kCollected);
         // state
         const HeadView view{m, part * kDv};
-        State::consume(team, 0, 0, in.wait(guard), state, view, m.scratch);
-        in.release(team, 1);
-        in.next();
         State::finish(team, 0, state, view, m.scratch, ImageSink{o_image});
         team.sync();
         kb::stamp(team, p.stamps, l, kLayers, kStated);
@@ -184,13 +191,11 @@ __device__ __forceinline__ void fused_consume(const Params& p, Memory& m) {
         kb::stamp(team, p.stamps, l, kLayers, kExchanged);
     }
     State::retire(team, 0, state, StateSink{p.layer[kLayers - 1].s + slice});
-    // emit: each block rounds and writes the octets it owns
-    for (int octet = blockIdx.x; octet < kHidden / 8; octet += kBlocks) {
-        if (octet / kBlocks != team.rank) continue;
+    // emit: every block sums, the owner of an octet writes it
+    if (team.warp() < Norm::kWarps) {
         float h[8];
-        FusedResidual{p, m.residual, kLayers, first + kLayers}.h8(octet, h);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) p.hidden[octet * 8 + i] = h[i];
+        FusedResidual{p, m.residual, kLayers, first + kLayers}.h8(team.rank, h);
+        if (team.rank % kBlocks == blockIdx.x) store8(p.hidden + team.rank * 8, h);
     }
     kb::leave(team, p.control);
 }

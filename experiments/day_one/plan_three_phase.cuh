@@ -19,7 +19,7 @@ __device__ __forceinline__ void load_conv(uint32_t page, const Layer& layer, int
 
 __device__ __forceinline__ void phased_produce(const Params& p, Memory& m) {
     const int head = blockIdx.x / kTeam, part = blockIdx.x % kTeam, t = threadIdx.x - kb::kConsumers;
-    kb::Producer<decltype(m.ring)> out{m.ring, {p.control, &m.ring.aborted, 100}, t, p.wide, p.narrow, p.ramp};
+    kb::Producer<decltype(m.ring)> out{m.ring, {p.control, &m.ring.aborted, 100}, t, p.wide, p.narrow};
 #pragma unroll 1
     for (int l = 0; l < kLayers; ++l) {
         const Layer& layer = p.layer[l];
@@ -30,17 +30,25 @@ __device__ __forceinline__ void phased_produce(const Params& p, Memory& m) {
         out.end();
         const uint8_t* next = layer.pages + static_cast<size_t>(blockIdx.x) * kPhasedBlockBytes;
 #pragma unroll 1
-        for (int i = 0; i < QkvgShape::kPages; ++i, next += QkvgShape::kPageBytes)
-            copy_page<QkvgShape::kPageBytes>(out, next, t);
+        for (int i = 0; i < QkvgShape::kPages; ++i, next += QkvgShape::kPageBytes) {
+            page = out.begin();
+            kb::copy_bytes<QkvgShape::kPageBytes>(page, next, t);
+            out.end();
+        }
         page = out.begin();
         load_conv<kD>(page + kConvQ, layer, 0, head * kD, t);
         load_conv<kD>(page + kConvK, layer, 1, head * kD, t);
         load_conv<kDv>(page + kConvV, layer, 2, head * kD + part * kDv, t);
         out.end();
-        copy_state_page(out, layer.s + head * kD * kD + part * kDv, t);
+        page = out.begin();
+        kb::copy_rows<kD, kDv * 4, kD * 4>(page, layer.s + head * kD * kD + part * kDv, t);
+        out.end();
 #pragma unroll 1
-        for (int i = 0; i < OColumnsShape::kPages; ++i, next += OColumnsShape::kPageBytes)
-            copy_page<OColumnsShape::kPageBytes>(out, next, t);
+        for (int i = 0; i < OColumnsShape::kPages; ++i, next += OColumnsShape::kPageBytes) {
+            page = out.begin();
+            kb::copy_bytes<OColumnsShape::kPageBytes>(page, next, t);
+            out.end();
+        }
     }
     kb::cp_async_wait<0>();
 }
@@ -56,9 +64,8 @@ struct PhasedResidual {
             unpack8(*own, h);
             return;
         }
-        const float4* y = reinterpret_cast<const float4*>(p.y + (layer - 1) * kHidden + octet * 8);
-        const float4 a = __ldcg(y), b = __ldcg(y + 1);
-        const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        float v[8];
+        kb::load_octet<1>(p.y + (layer - 1) * kHidden, 0, octet, v);
         unpack8(*own, h);
 #pragma unroll
         for (int i = 0; i < 8; ++i) h[i] = kb::round_bf16(h[i] + v[i]);
@@ -90,9 +97,7 @@ struct OSink {
 struct GlobalO {
     const float* source;
     __device__ __forceinline__ void x8(int octet, float (&x)[8]) const {
-        const float4* s = reinterpret_cast<const float4*>(source + octet * 8);
-        const float4 a = __ldcg(s), b = __ldcg(s + 1);
-        x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+        kb::load_octet<1>(source, 0, octet, x);
     }
 };
 
@@ -161,7 +166,7 @@ __device__ __forceinline__ void phased_consume(const Params& p, Memory& m) {
         team.sync();
         State::Regs state;
         const HeadView view{m, slice};
-        State::consume(team, 0, 0, in.wait(guard), state, view, m.scratch);
+        State::consume(team, 0, 0, in.wait(guard), state);
         in.release(team, 1);
         in.next();
         State::finish(team, 0, state, view, m.scratch, OSink{p.o + head * kD + slice});
@@ -189,12 +194,10 @@ __device__ __forceinline__ void phased_consume(const Params& p, Memory& m) {
         kb::grid_barrier(team, m.ring, guard, target += kBlocks, p.quiet & 4);
         kb::stamp(team, p.stamps, l, kLayers, kP3Barrier);
     }
-    for (int octet = blockIdx.x; octet < kHidden / 8; octet += kBlocks) {
-        if (octet / kBlocks != team.rank) continue;
+    if (team.warp() < Norm::kWarps) {
         float h[8];
-        PhasedResidual{p, m.residual, kLayers}.h8(octet, h);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) p.hidden[octet * 8 + i] = h[i];
+        PhasedResidual{p, m.residual, kLayers}.h8(team.rank, h);
+        if (team.rank % kBlocks == blockIdx.x) store8(p.hidden + team.rank * 8, h);
     }
     kb::leave(team, p.control);
 }

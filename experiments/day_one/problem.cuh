@@ -22,26 +22,7 @@ using OColumnsShape = kb::GemvShape<kOwnColumns, 1, 128, 8, kC / 1024, 2>;
 using ORowsShape = kb::GemvShape<768, 3, kDv, 1, 1, 1>;
 using OColumns = kb::GemvDp4a<OColumnsShape>;
 using ORows = kb::GemvDp4a<ORowsShape>;
-constexpr int kORowItems = kHidden / 768;
-
-// Pages are copied in two pieces; a piece is the unit of the cap on bytes in flight.
-template <int Bytes, class Producer>
-__device__ __forceinline__ void copy_page(Producer& out, const uint8_t* source, int thread) {
-    constexpr int kHalf = Bytes / 2 / 1024 * 1024;
-    const uint32_t page = out.begin();
-    kb::copy_bytes<kHalf>(page, source, thread);
-    out.piece();
-    kb::copy_bytes<Bytes - kHalf>(page + kHalf, source + kHalf, thread);
-    out.end();
-}
-template <class Producer>
-__device__ __forceinline__ void copy_state_page(Producer& out, const float* s, int thread) {
-    const uint32_t page = out.begin();
-    kb::copy_rows<kD / 2, kDv * 4, kD * 4>(page, s, thread);
-    out.piece();
-    kb::copy_rows<kD / 2, kDv * 4, kD * 4>(page + kD / 2 * kDv * 4, s + kD / 2 * kD, thread);
-    out.end();
-}
+constexpr int kORowItems = kHidden / ORowsShape::kCols;
 
 constexpr int kSlots = 12, kSlotBytes = QkvgShape::kPageBytes;
 constexpr int kQkvgBytes = QkvgShape::kPages * QkvgShape::kPageBytes;
@@ -70,7 +51,7 @@ struct Params {
     float* beta;            // [head] (three-phase)
     float* o;               // [head, 128] (three-phase)
     uint64_t* stamps;       // or null
-    int wide, narrow, ramp; // pieces in flight per block; pieces not capped at the start
+    int wide, narrow;       // pages in flight per block
     uint32_t quiet;         // narrow during: 1 the team hop, 2 state and o_proj, 4 the exchange
     uint32_t delay_seed;    // 0, or random delays of blocks (test)
 };
@@ -106,6 +87,11 @@ __device__ __forceinline__ uint4 pack8(const float (&x)[8]) {  // x is bf16-valu
     for (int i = 0; i < 4; ++i)
         w[i] = (__float_as_uint(x[2 * i]) >> 16) | (__float_as_uint(x[2 * i + 1]) & 0xffff0000u);
     return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+__device__ __forceinline__ void store8(float* p, const float (&x)[8]) {
+    reinterpret_cast<float4*>(p)[0] = make_float4(x[0], x[1], x[2], x[3]);
+    reinterpret_cast<float4*>(p)[1] = make_float4(x[4], x[5], x[6], x[7]);
 }
 
 // Row sink of the norm: digit image for the projections, bf16 row for beta.

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kb::kThreads, 1) skeleton(const __grid_constan
         if (Mode != Sync::kNone) kb::grid_barrier(team, m.ring, guard, (exchange + 1) * kBlocks, p.quiet & 4);
         if (Mode == Sync::kExchange && team.rank < kHidden / 8) {
             float y[8];
-            kb::sum_replicas(p.sums, kHidden, exchange, team.rank * 8, y);
+            kb::sum_replicas(p.sums, kHidden, exchange, team.rank, y);
 #pragma unroll
             for (int i = 0; i < 8; ++i) kept += y[i];
         }

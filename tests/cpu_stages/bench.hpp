@@ -110,6 +110,20 @@ struct Up {
     }
 };
 template <class C>
+struct Down {
+    std::vector<float> x, y;
+    float share[8] = {0.3f};
+    int32_t ids[8] = {};
+    Down() : x(256), y(size_t(C::N) * 2) {
+        for (size_t i = 0; i < x.size(); ++i) x[i] = float((i * 2654435761u) % 1000) * 0.001f - 0.5f;
+    }
+    auto operator()(int block) {
+        return [this, block](int) {
+            return typename C::Ports{{x.data() + size_t(block) * 128, 128}, {ids, 8}, {share, 8}, {y.data() + size_t(block) * C::N, size_t(C::N)}};
+        };
+    }
+};
+template <class C>
 struct Absorb {
     std::vector<float> q, out;
     Absorb() : q(192 * 2), out(size_t(C::LORA + 64) * 2) {

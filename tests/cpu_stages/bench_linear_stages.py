@@ -31,6 +31,8 @@ def main_text(only: str) -> str:
     for levels in (2, 1):
         lines.append(f"""{{ using C = UpConfig<2304, 256, 8, {levels}>; bench::Weights w(C::K, 128, 2);
             bench::measure<up::Stage<C>>("expert_up 2304x256 L{levels}", b, w.unit(), bench::Up<C>()); }}""")
+        lines.append(f"""{{ using C = DownConfig<2304, 1048576, {levels}>; bench::Weights w(128, 2304, 1);
+            bench::measure<down::Stage<C>>("expert_down 128x2304 L{levels}", b, w.unit(), bench::Down<C>()); }}""")
         lines.append(f"""{{ using C = AbsorbConfig<512, {levels}>; bench::Weights w(512, 128, 1);
             bench::measure<absorb::Stage<C>>("absorb 512x128 L{levels}", b, w.unit(), bench::Absorb<C>()); }}""")
     body = "\n".join(line for line in lines if only in line)

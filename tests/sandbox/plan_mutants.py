@@ -67,7 +67,7 @@ def remove_barrier(case: Case, rng: random.Random, count: int) -> Iterator[Case]
 def remove_barrier_and_lie(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
     for p in pick(rng, [p for p, ph in enumerate(case.plan.phases) if ph.barrier], count):
         mutant = case.with_phase(p, barrier=False).with_kinds(
-            {e: "same_block" for e in _sole_barrier(case, p)}
+            dict.fromkeys(_sole_barrier(case, p), "same_block")
         )
         if mutant.races():
             yield mutant
@@ -203,7 +203,7 @@ def incomplete_event(case: Case, rng: random.Random, count: int) -> Iterator[Cas
         wait = Wait(event="half", count=len(case.runners(first)))
         for step in second.steps:
             mutant = mutant.with_step(step.node, waits=(wait,))
-        yield mutant.with_kinds({e: "flag" for e in _sole_barrier(case, p)})
+        yield mutant.with_kinds(dict.fromkeys(_sole_barrier(case, p), "flag"))
 
 
 # -- order of work -----------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def merge_dependent_phases(case: Case, rng: random.Random, count: int) -> Iterat
         a, b = phases[p], phases[p + 1]
         merged = b.model_copy(update={"steps": (*a.steps, *b.steps), "zero": (*a.zero, *b.zero)})
         mutant = case.but(phases=(*phases[:p], merged, *phases[p + 2 :])).with_kinds(
-            {e: "same_block" for e in _sole_barrier(case, p)}
+            dict.fromkeys(_sole_barrier(case, p), "same_block")
         )
         if mutant.races():
             yield mutant

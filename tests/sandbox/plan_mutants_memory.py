@@ -1,4 +1,4 @@
-"""Mutants that break ownership, homes, copies, zeroing and storage; see plan_mutants.py. Importing registers them."""
+"""Mutants that break ownership, homes, copies, zeroing and storage; see plan_mutants.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sandbox.plan import Step
 from tests.sandbox.plan_facts import Case, pick
-from tests.sandbox.plan_mutants import breaks
+from tests.sandbox.plan_mutants import MUTATIONS, breaks
 
 
 def _owned(case: Case) -> list[Step]:
@@ -107,7 +107,7 @@ def blocks_changed(case: Case, rng: random.Random, count: int) -> Iterator[Case]
 def unreplicated(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
     if case.plan.blocks == 1:
         return
-    sites = [s for _, _, s, n in case.sites() if s.replicated and n.outputs and not case.role(next(iter(n.outputs.values()))) == "output"]
+    sites = [s for _, _, s, n in case.sites() if s.replicated and n.outputs and case.role(next(iter(n.outputs.values()))) != "output"]
     for step in pick(rng, sites, count):
         node = case.graph.by_name[step.node]
         block = rng.randrange(case.plan.blocks)
@@ -292,3 +292,6 @@ def alias_zeroed_early(case: Case, rng: random.Random, count: int) -> Iterator[C
                 pairs.append((a, b))
     for a, b in pick(rng, pairs, count):
         yield case.with_buffer(b, storage=case.plan.buffers[a].storage)
+
+
+ALL_MUTATIONS = tuple(MUTATIONS)  # those of plan_mutants.py and these

@@ -86,15 +86,27 @@ def test_routing_is_in_no_item_wait_or_box() -> None:
         assert broken(Case(case.plan, graph)) == {"d"}
 
 
-def test_a_a_forward_wait_may_be_legal() -> None:
-    """Block 1 alone runs `late` and does not wait, so block 0 can wait for it: no cycle. With block 1 in both there is one."""
+def test_a_a_wait_before_its_signal_hangs() -> None:
+    """In one block it is a cycle. Block 1 alone could still signal if it does not wait, but idle blocks may wait too."""
     case = base("tiny_kda", "unfused", 2)
     first, second = case.plan.phases[1].steps
     case = case.with_step(first.node, owner=(0,) * len(first.owner), waits=(Wait(event="e", count=1),))
-    case = case.with_step(second.node, owner=(1,) * len(second.owner), signals=("e",))
-    assert broken(case) == set()
-    assert broken(case.with_step(second.node, owner=(0,) * len(second.owner))) == {"a"}
-    assert broken(case.with_step(second.node, owner=(0,) + (1,) * (len(second.owner) - 1))) >= {"a"} or len(second.owner) == 1
+    for block in (0, 1):
+        late = case.with_step(second.node, owner=(block,) * len(second.owner), signals=("e",))
+        assert broken(late) == {"a"}
+        in_order = late.with_phase(1, steps=late.plan.phases[1].steps[::-1])
+        assert broken(in_order) == set()
+
+
+def test_b_nothing_is_concluded_from_blocks_that_run_no_item() -> None:
+    """Block 1 has no item of the step that waits, so its later reads are not ordered by that wait."""
+    case = base("tiny_mla", "fused_flag", 2)
+    wait = case.step("L0.rope").waits
+    one = case.with_step("L0.rope", waits=()).with_step("L0.attn_norm", waits=())
+    p, i = one.at()["L0.append"]  # runs in block 0 alone
+    moved = one.moved("L0.append", p, one.at()["L0.kv_a"][1] + 1).with_step("L0.append", waits=wait)
+    reads = [v.message for v in check_plan(moved.plan, moved.graph) if "L0.rope" in v.message and "reads L0.kva" in v.message]
+    assert len(reads) == 1 and "step L0.rope, item 0 (block 1) reads L0.kva" in reads[0]
 
 
 def test_e_two_blocks_may_share_a_copy_where_adds_are_atomic() -> None:

@@ -21,10 +21,11 @@ O_PROJ_FACTOR = 100.0
 MOE_FACTOR = 16.0
 CONV_FACTOR = 4.0
 EXPERT_FACTOR = 8.0
-# The residual share of a part that should dominate it; the spread of attention scores over cached rows (the new row
-# lies up to ten times further out, so more would leave nothing but that row); the spread of a router row that decides.
+# The residual share of a part that should dominate it; the spread of the new row's attention score (cached rows lie three
+# to ten times closer together; more would let the softmax magnify honest errors too); the spread of a router row that
+# should decide.
 DOMINANCE = 8.0
-SHARP_SCORES = 0.4
+NEW_ROW_SCORE = 1.0
 DECISIVE_LOGITS = 25.0
 
 
@@ -62,9 +63,9 @@ def _mla_focus(dims: Dims, weights: Mapping[str, Tensor], sharp: bool) -> Overla
     overlay = _scaled(weights, _attention_scales(dims, ("mla",), "o_proj"), _power_of_two(DOMINANCE * TOKEN_STD / y))
     queries = 0.0
     if sharp:
-        key = LINEAR_STD * math.sqrt(dims.kv_lora) * CACHE_STD
-        score = projected * math.hypot(key * math.sqrt(dims.nope), CACHE_STD * math.sqrt(dims.rope))
-        queries = _power_of_two(SHARP_SCORES * math.sqrt(dims.q_dim) / score)
+        key = LINEAR_STD * math.sqrt(dims.kv_lora) * projected
+        score = projected * math.hypot(key * math.sqrt(dims.nope), projected * math.sqrt(dims.rope))
+        queries = _power_of_two(NEW_ROW_SCORE * math.sqrt(dims.q_dim) / score)
     return overlay | _scaled(weights, _attention_scales(dims, ("mla",), "q_proj"), queries)
 
 

@@ -34,8 +34,7 @@ struct Control {
     AbortRecord abort;
 };
 
-enum Counter : uint32_t { kCounterFull = 1, kCounterEmpty = 2, kCounterBarrier = 3, kCounterTag = 4,
-                        kCounterQuiet = 5 };
+enum Counter : uint32_t { kCounterFull = 1, kCounterEmpty = 2, kCounterBarrier = 3, kCounterTag = 4 };
 
 // ---------------------------------------------------------------- small PTX wrappers
 
@@ -159,8 +158,7 @@ __device__ __forceinline__ void ring_init(Memory& m) {
 }
 
 // Hint of the consume order to the producer: everything to L2 queues behind the stream, so while the consumers
-// hop, exchange and wait, fewer bytes should be in flight. With narrow = 0 nothing new is issued meanwhile, so quiet
-// may then only span code that waits for no page.
+// hop, exchange and wait, fewer bytes should be in flight.
 template <class Memory>
 __device__ __forceinline__ void set_quiet(const Team& team, Memory& m, bool quiet) {
     if (team.rank == 0) m.quiet = quiet;
@@ -199,44 +197,32 @@ __device__ __forceinline__ void copy_rows(uint32_t dst, const void* src, int thr
     }
 }
 
-// The load order of a block, run by the producer warps: begin(), copies, piece(), copies, end(), page after page.
+// The load order of a block, run by the producer warps: begin(), copies, end(), page after page.
 template <class Memory>
 struct Producer {
     Memory& m;
     Guard guard;
     int thread;
-    int wide, narrow;  // pieces in flight: while the consumers stream / while they are quiet (0: none new)
-    int ramp;
+    int wide, narrow;  // pages in flight: while the consumers stream / while they are quiet
     Cursor at{};
-    int issued = 0;
 
     __device__ __forceinline__ uint32_t begin() {
         const uint32_t bar = shared_address(&m.empty[at.slot]);
         guard.spin(kCounterEmpty, at.slot, [&](uint32_t&) { return mbarrier_try_wait(bar, at.parity ^ 1); });
         return shared_address(m.slot[at.slot]);
     }
-    // Ends one piece of a page (about half of one): the unit in which the bytes in flight are capped. The first
-    // `ramp` pieces of a launch are not capped: nothing competes with them yet.
-    __device__ __forceinline__ void piece() {
+    __device__ __forceinline__ void end() {
+        cp_async_arrive(shared_address(&m.full[at.slot]));
         cp_async_commit();
-        if (++issued <= ramp) return;
-        const bool quiet = m.quiet;
-        if (quiet && narrow == 0) guard.spin(kCounterQuiet, 0, [&](uint32_t&) { return m.quiet == 0; });
-        switch (quiet ? narrow : wide) {
-            case 0: case 1: cp_async_wait<0>(); break;
+        at.advance<Memory::kSlots>();
+        switch (m.quiet ? narrow : wide) {
+            case 1: cp_async_wait<0>(); break;
             case 2: cp_async_wait<1>(); break;
             case 3: cp_async_wait<2>(); break;
             case 4: cp_async_wait<3>(); break;
             case 5: cp_async_wait<4>(); break;
-            case 6: cp_async_wait<5>(); break;
-            case 7: case 8: cp_async_wait<7>(); break;
-            default: cp_async_wait<11>(); break;
+            default: cp_async_wait<7>(); break;
         }
-    }
-    __device__ __forceinline__ void end() {
-        cp_async_arrive(shared_address(&m.full[at.slot]));
-        at.advance<Memory::kSlots>();
-        piece();
     }
 };
 
@@ -261,7 +247,7 @@ struct Consumer {
 // ---------------------------------------------------------------- grid barrier, tags, accumulators, epochs
 
 // Release by one thread after the team barrier is enough: the barrier makes its add cumulative.
-// `quiet` holds the stream back from here on; only now is no consumer waiting for a page.
+// `quiet` narrows the stream from the arrival on.
 template <class Memory>
 __device__ __forceinline__ void grid_barrier(const Team& team, Memory& m, const Guard& guard, uint32_t target, bool quiet) {
     team.sync();
@@ -300,20 +286,25 @@ __device__ __forceinline__ void zero_share(const Team& team, float* base, int n,
     float* p = replica(base, n, exchange + 1, 0);
     for (int i = blockIdx.x * Team::kSize + team.rank; i < kReplicas * n; i += blocks * Team::kSize) p[i] = 0.0f;
 }
-// Eight consecutive sums; all loads are in flight at once, past L1.
-__device__ __forceinline__ void sum_replicas(const float* base, int n, uint32_t exchange, int column, float (&out)[8]) {
-    float4 v[kReplicas][2];
+// Eight consecutive floats, summed over Copies; all loads are in flight at once, past L1.
+template <int Copies>
+__device__ __forceinline__ void load_octet(const float* base, int pitch, int octet, float (&out)[8]) {
+    float4 a[Copies], b[Copies];
 #pragma unroll
-    for (int r = 0; r < kReplicas; ++r) {
-        const float4* p = reinterpret_cast<const float4*>(base + ((exchange % kRotation) * kReplicas + r) * n + column);
-        v[r][0] = __ldcg(p), v[r][1] = __ldcg(p + 1);
+    for (int r = 0; r < Copies; ++r) {
+        const float4* p = reinterpret_cast<const float4*>(base + r * pitch + octet * 8);
+        a[r] = __ldcg(p), b[r] = __ldcg(p + 1);
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        out[i] = 0.0f;
+    for (int i = 0; i < 8; ++i) out[i] = 0.0f;
 #pragma unroll
-        for (int r = 0; r < kReplicas; ++r) out[i] += reinterpret_cast<const float*>(v[r])[i];
+    for (int r = 0; r < Copies; ++r) {
+        out[0] += a[r].x, out[1] += a[r].y, out[2] += a[r].z, out[3] += a[r].w;
+        out[4] += b[r].x, out[5] += b[r].y, out[6] += b[r].z, out[7] += b[r].w;
     }
+}
+__device__ __forceinline__ void sum_replicas(const float* base, int n, uint32_t exchange, int octet, float (&out)[8]) {
+    load_octet<kReplicas>(base + (exchange % kRotation) * kReplicas * n, n, octet, out);
 }
 
 __device__ __forceinline__ void leave(const Team& team, Control* control) {

@@ -91,34 +91,33 @@ struct KdaState {
     struct Regs {
         float s[kRows];
     };
-    template <class In>
-    static __device__ __forceinline__ void consume(const Team& team, int, int, const unsigned char* page, Regs& r,
-                                                   const In& in, float* scratch) {
+    static __device__ __forceinline__ void consume(const Team& team, int, int, const unsigned char* page, Regs& r) {
+        const float* s = reinterpret_cast<const float*>(page) + team.warp() * kRows * Dv + team.lane();
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) r.s[i] = s[i * Dv];
+    }
+    template <class In, class Out>
+    static __device__ __forceinline__ void finish(const Team& team, int, Regs& r, const In& in, float* scratch,
+                                                  const Out& out) {
         const int row0 = team.warp() * kRows, lane = team.lane();
-        const float* s = reinterpret_cast<const float*>(page);
         const float decay = __fdividef(1.0f, 1.0f + __expf(in.gate(row0 + lane % kRows)));
         float pred = 0.0f, read = 0.0f, qk = 0.0f;
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
             const float k = in.k(row0 + i), q = in.q(row0 + i) * 0.08838834764831845f;
-            r.s[i] = s[(row0 + i) * Dv + lane] * __shfl_sync(~0u, decay, i);
+            r.s[i] *= __shfl_sync(~0u, decay, i);
             pred = fmaf(r.s[i], k, pred), read = fmaf(r.s[i], q, read), qk = fmaf(q, k, qk);
         }
         scratch[team.warp() * 2 * Dv + lane] = pred;
         scratch[team.warp() * 2 * Dv + Dv + lane] = read;
         if (lane == 0) scratch[Team::kWarps * 2 * Dv + team.warp()] = qk;
-    }
-    template <class In, class Out>
-    static __device__ __forceinline__ void finish(const Team& team, int, Regs& r, const In& in, const float* scratch,
-                                                  const Out& out) {
         team.sync();
-        const int row0 = team.warp() * kRows, lane = team.lane();
-        float pred = 0.0f;
+        pred = 0.0f;
 #pragma unroll
         for (int w = 0; w < Team::kWarps; ++w) pred += scratch[w * 2 * Dv + lane];
         const float delta = __fdividef(in.v(lane) - pred, 1.0f + __expf(-in.beta()));
         if (team.warp() == 0) {
-            float read = 0.0f, qk = 0.0f;
+            read = qk = 0.0f;
 #pragma unroll
             for (int w = 0; w < Team::kWarps; ++w)
                 read += scratch[w * 2 * Dv + Dv + lane], qk += scratch[Team::kWarps * 2 * Dv + w];

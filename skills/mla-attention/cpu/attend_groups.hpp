@@ -10,9 +10,10 @@ struct HeadLanes {
     static constexpr int kRows = kRegisters == 32 ? (24 / NV > 0 ? 24 / NV : 1) : (12 / NV > 0 ? 12 / NV : 1);
     static constexpr int kHeads = kRegisters == 32 ? 8 : 4, kColumns = 2;  // register tile of step 3
     static constexpr int kWide = G < 16 ? 16 : G;  // m, l: 8 heads are held twice, for even and odd rows
-    static_assert(G % 8 == 0 && (G == 8 || G % 16 == 0) && kBlock % kRows == 0 && LORA % 32 == 0 && Cfg::ROPE % 32 == 0);
+    static_assert(W % 64 == 0 && G % 8 == 0 && (G == 8 || G % 16 == 0) && kBlock % kRows == 0 && LORA % 32 == 0 && Cfg::ROPE % 32 == 0);
     using F = typename Lanes<L>::F;
     using N = typename Lanes<kNative>::F;
+    static constexpr int kChain = W % 192 == 0 ? 192 : W % 160 == 0 ? 160 : 64;  // products summed in one go: shorter chains round less
     static constexpr size_t kSteps = W / (2 * kNative);  // of the score loop; each prefetches kAhead bytes
     static constexpr size_t kAhead = (size_t(kRows) * LORA * 2 / kSteps + 63) / 64 * 64;
     static constexpr size_t kFloats = size_t(W) * G + size_t(kBlock) * W + size_t(kBlock) * G + size_t(G) * LORA + 3 * kWide;
@@ -58,32 +59,37 @@ struct HeadLanes {
             latent[r] = p.c_kv.data(from * LORA, LORA);
             key[r] = p.k_rope.data(from * Cfg::ROPE, Cfg::ROPE);
         }
-        F acc[kRows][NV] = {};
-        for (int c = 0; c < W; c += 2 * kNative) {
-            const bool is_key = c >= LORA;
+        for (int from = 0; from < W; from += kChain) {
+            F acc[kRows][NV] = {};
+            for (int c = from; c < from + kChain; c += 2 * kNative) {
+                const bool is_key = c >= LORA;
 #pragma GCC unroll 24
-            for (int r = 0; r < kRows; ++r) {
-                N even, odd;
-                load_pairs<kNative>(is_key ? key[r] + c - LORA : latent[r] + c, even, odd);
-                store_f(tile + at(row + r, c), even);
-                store_f(tile + at(row + r, c + kNative), odd);
-            }
-            for (size_t b = 0; b < kAhead && next < end; b += 64, next += 64) __builtin_prefetch(next);
+                for (int r = 0; r < kRows; ++r) {
+                    N even, odd;
+                    load_pairs<kNative>(is_key ? key[r] + c - LORA : latent[r] + c, even, odd);
+                    store_f(tile + at(row + r, c), even);
+                    store_f(tile + at(row + r, c + kNative), odd);
+                }
+                for (size_t b = 0; b < kAhead && next < end; b += 64, next += 64) __builtin_prefetch(next);
 #pragma GCC unroll 2
-            for (int j = 0; j < 2 * kNative; ++j) {
-                const float* t = tile + at(row, c + j);
-                F qv[NV];
-                for (int v = 0; v < NV; ++v) qv[v] = load_f<L>(q + (c + j) * G + v * L);
+                for (int j = 0; j < 2 * kNative; ++j) {
+                    const float* t = tile + at(row, c + j);
+                    F qv[NV];
+                    for (int v = 0; v < NV; ++v) qv[v] = load_f<L>(q + (c + j) * G + v * L);
 #pragma GCC unroll 24
-                for (int r = 0; r < kRows; ++r)
+                    for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-                    for (int v = 0; v < NV; ++v) acc[r][v] += qv[v] * t[r * 16];
+                        for (int v = 0; v < NV; ++v) acc[r][v] += qv[v] * t[r * 16];
+                }
             }
-        }
 #pragma GCC unroll 24
-        for (int r = 0; r < kRows; ++r)
+            for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-            for (int v = 0; v < NV; ++v) store_f(s + (row + r) * G + v * L, acc[r][v]);
+                for (int v = 0; v < NV; ++v) {
+                    float* to = s + (row + r) * G + v * L;
+                    store_f(to, from == 0 ? acc[r][v] : load_f<L>(to) + acc[r][v]);
+                }
+        }
     }
     void softmax(int rows) {
         if (G == 8 && rows % 2)

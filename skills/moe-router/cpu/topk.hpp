@@ -18,32 +18,20 @@ struct Stage {
             logit[i] = x == x ? x : -HUGE_VALF;
             top = logit[i] > top ? logit[i] : top;
         }
-        kb::i32x16 rank[kVectors] = {};  // minus the rank: true compares are -1
-        kb::f32x16 sum = {};
-        kb::i32x16 lane;
-        for (int j = 0; j < 16; ++j) lane[j] = j;
+        // Plain loops: every compiler makes compares and adds of whole vectors of them, whatever the width.
+        alignas(64) int32_t rank[16 * kVectors] = {};
+        for (int j = 0; j < Cfg::E; ++j)
+            for (int i = 0; i < 16 * kVectors; ++i) rank[i] += int(logit[j] > logit[i]) | (int(logit[j] == logit[i]) & int(j < i));
         alignas(64) float e[16 * kVectors];
-        for (int v = 0; v < kVectors; ++v) {
-            const kb::f32x16 x = kb::load16(logit + 16 * v);
-            const kb::f32x16 ex = kb::exp16(x - top);
-            kb::store16(e + 16 * v, ex);
-            sum += lane + 16 * v < Cfg::E ? ex : kb::splat(0.0f);
-            for (int w = 0; w < kVectors; ++w)
-                for (int j = 0; j < 16; ++j) {
-                    const kb::f32x16 other = kb::splat(logit[16 * w + j]);
-                    if (w < v) rank[v] += other >= x;  // lower index: stands before on a tie
-                    else if (w > v) rank[v] += other > x;
-                    else rank[v] += (other > x) | ((other == x) & (lane > j));
-                }
-        }
-        alignas(64) int32_t place[16 * kVectors];
-        std::memcpy(place, rank, sizeof place);
+        float all = 0.0f;
+        for (int i = 0; i < 16 * kVectors; i += 16) kb::store16(e + i, kb::exp16(kb::load16(logit + i) - top));
+        for (int i = 0; i < Cfg::E; ++i) all += e[i];
+        all = 1.0f / all;
         float w[Cfg::T], chosen = 0.0f;
-        const float all = 1.0f / kb::sum16(sum);
         for (int i = 0; i < Cfg::E; ++i)
-            if (-place[i] < Cfg::T) {
-                p.ids.put(size_t(-place[i]), i);
-                w[-place[i]] = e[i] * all;
+            if (rank[i] < Cfg::T) {
+                p.ids.put(size_t(rank[i]), i);
+                w[rank[i]] = e[i] * all;
             }
         for (int t = 0; t < Cfg::T; ++t) chosen += w[t];
         const float scale = 2.446f / (chosen + 1e-9f);

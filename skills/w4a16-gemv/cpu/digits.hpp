@@ -119,17 +119,17 @@ KB_INLINE void dot_tiles(const std::byte* w, const Digits<LEVELS, COUNT>& d, kb:
     }
 #elif defined(__AVX2__)
     const __m256i low = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
-    for (int t = 0; t < TILES; ++t) {
-        for (int half = 0; half < 2; ++half) {
-            __m256i acc[LEVELS];
-            for (int l = 0; l < LEVELS; ++l) acc[l] = _mm256_setzero_si256();
-            for (int s = 0; s < COUNT / 8; s += 4) {
+    __m256i acc[LEVELS][TILES][2];
+    for (int l = 0; l < LEVELS; ++l)
+        for (int t = 0; t < TILES; ++t) acc[l][t][0] = acc[l][t][1] = _mm256_setzero_si256();
+    for (int s = 0; s < COUNT / 8; s += 4) {  // 32 rows at a time: the bytes stay nearly in order
+        for (int t = 0; t < TILES; ++t) {
+            for (int half = 0; half < 2; ++half) {
                 // int16 sums of 8 pairs stay below 8 * 2 * 15 * 128 = 30720.
                 __m256i pairs[LEVELS];
                 for (int l = 0; l < LEVELS; ++l) pairs[l] = _mm256_setzero_si256();
                 for (int i = s; i < s + 4; ++i) {
-                    const int at = (i * TILES + t) * 64 + 32 * half;
-                    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + at));
+                    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + (i * TILES + t) * 64 + 32 * half));
                     const __m256i a = _mm256_and_si256(v, low), b = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
                     for (int l = 0; l < LEVELS; ++l) {
                         const __m256i x = _mm256_maddubs_epi16(a, _mm256_set1_epi32(four(d.plane[l] + 8 * i)));
@@ -137,10 +137,14 @@ KB_INLINE void dot_tiles(const std::byte* w, const Digits<LEVELS, COUNT>& d, kb:
                         pairs[l] = _mm256_add_epi16(pairs[l], _mm256_add_epi16(x, y));
                     }
                 }
-                for (int l = 0; l < LEVELS; ++l) acc[l] = _mm256_add_epi32(acc[l], _mm256_madd_epi16(pairs[l], one));
+                for (int l = 0; l < LEVELS; ++l) acc[l][t][half] = _mm256_add_epi32(acc[l][t][half], _mm256_madd_epi16(pairs[l], one));
             }
-            __m256i r = acc[0];
-            if constexpr (LEVELS == 2) r = _mm256_add_epi32(_mm256_slli_epi32(r, 8), acc[LEVELS - 1]);
+        }
+    }
+    for (int t = 0; t < TILES; ++t) {
+        for (int half = 0; half < 2; ++half) {
+            __m256i r = acc[0][t][half];
+            if constexpr (LEVELS == 2) r = _mm256_add_epi32(_mm256_slli_epi32(r, 8), acc[LEVELS - 1][t][half]);
             std::memcpy(reinterpret_cast<char*>(&dot[t]) + 32 * half, &r, 32);
         }
     }
