@@ -21,10 +21,9 @@ def python_command(walls: Walls, *, packages: bool = False) -> tuple[str, list[t
     return str(own), [(f, str(f)) for f in folders if not str(f).startswith("/usr/") and str(f) != "/usr"]
 
 
-def open_to_all(path: Path) -> bool:
-    """Whether any user can reach the path."""
-    for part in (path, *path.parents):
-        mode = part.stat().st_mode
-        if not mode & 0o001 and (part != path or part.is_dir()):
-            return False
-    return bool(path.stat().st_mode & 0o004)
+def open_to_all(path: Path, *, parents: bool = True) -> bool:
+    """Whether any user can read the path itself and (with parents) reach it."""
+    mode = path.stat().st_mode
+    if not mode & 0o004 or (path.is_dir() and not mode & 0o001):
+        return False
+    return not parents or all(folder.stat().st_mode & 0o001 for folder in path.parents)

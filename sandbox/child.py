@@ -174,14 +174,12 @@ class Candidate:
         step, until, clock, move = library.kb_step, library.kb_step_until, time.monotonic_ns, ctypes.memmove
         spans = []
         for index in range(steps):
+            at = position + index
             begin = clock()
-            if stop_after is None:
-                status = step(handle, position + index)
-            else:
-                status = until(handle, position + index, int(stop_after))
+            status = step(handle, at) if stop_after is None else until(handle, at, int(stop_after))
             spans.append(clock() - begin)
             if status != 0:
-                raise Refused(f"step {index} at position {position + index} returned {status}")
+                raise Refused(f"step {index} at position {at} returned {status}")
             for address, kept, size in copies:
                 move(kept + index * size, address, size)
             if index + 1 < steps:

@@ -124,13 +124,15 @@ class Box:
 
     def _wants_uid(self, binds: tuple[tuple[Path, str], ...]) -> bool:
         """Whether to run under an own uid: where the level needs it, or nothing else bounds the processes."""
-        if not self.walls.has("unprivileged-uid"):
+        level = self.walls.level
+        if not self.walls.has("unprivileged-uid") or level not in (Level.BWRAP, Level.NAMESPACES, Level.UID):
             return False
-        if self.walls.level is not Level.BWRAP:
-            return self.walls.level in (Level.NAMESPACES, Level.UID)
-        if self.walls.has("cgroup-pids"):
+        if level is Level.UID:
+            return True
+        if level is Level.BWRAP and self.walls.has("cgroup-pids"):
             return False
-        private = [str(source) for source, _ in binds if not open_to_all(source)]
+        # bwrap runs as the uid and must reach what it binds; by hand we bind first, so only the end counts
+        private = [str(s) for s, _ in binds if not open_to_all(s, parents=level is Level.BWRAP)]
         if private:
             self.notes.append(f"process count not held: {private[0]} is private, so the uid stays ours")
         return not private

@@ -32,7 +32,8 @@ struct Random {
         for (size_t i = 0; i < n; i += 2) {
             const uint64_t z = next();
             const float u = (static_cast<float>(z >> 40) + 0.5f) * 0x1p-24f;
-            const float a = static_cast<float>(z & 0xffffff) * (6.2831853f * 0x1p-24f), r = sigma * std::sqrt(-2.0f * std::log(u));
+            const float a = static_cast<float>(z & 0xffffff) * (6.2831853f * 0x1p-24f);
+            const float r = sigma * std::sqrt(-2.0f * std::log(u));
             out[i] = r * std::cos(a);
             if (i + 1 < n) out[i + 1] = r * std::sin(a);
         }
@@ -64,7 +65,8 @@ struct Linear {  // owns what kb::QuantLinear points to
                 const float scale = std::max(*high - *low, 1e-8f) / 15.0f;
                 const float zero = std::min(15.0f, std::max(0.0f, std::nearbyint(-*low / scale)));
                 for (int i = 0; i < 128; ++i) {
-                    const int q = static_cast<int>(std::min(15.0f, std::max(0.0f, std::nearbyint(w[i] / scale + zero))));
+                    const float level = std::nearbyint(w[i] / scale + zero);
+                    const int q = static_cast<int>(std::min(15.0f, std::max(0.0f, level)));
                     w_q[static_cast<size_t>((g * 128 + i) / 2) * n + c] |= (i & 1) ? q << 4 : q;
                 }
                 scales[static_cast<size_t>(g) * n + c] = to_bf16(scale);
@@ -182,7 +184,8 @@ inline HostOutput oracle(const HostLayer (&model)[kLayers], HostState& state, co
                 uint16_t* win = state.window[l][m].data();
                 const uint16_t* taps = &w.conv_w[(static_cast<size_t>(m) * kC + c) * 4];
                 double sum = mixed[m * kC + c] * kb::bf16_to_float(taps[3]);
-                for (int i = 0; i < 3; ++i) sum += static_cast<double>(kb::bf16_to_float(win[i * kC + c])) * kb::bf16_to_float(taps[i]);
+                for (int i = 0; i < 3; ++i)
+                    sum += static_cast<double>(kb::bf16_to_float(win[i * kC + c])) * kb::bf16_to_float(taps[i]);
                 win[c] = win[kC + c], win[kC + c] = win[2 * kC + c], win[2 * kC + c] = to_bf16(mixed[m * kC + c]);
                 mixed[m * kC + c] = rounded(sum / (1.0 + std::exp(-sum)));
             }

@@ -87,7 +87,7 @@ def _kda(heads: int, bench: bool = False) -> Case:
 
 def _attend(heads: int, group: int, lora: int, positions: tuple[int, ...], bench: bool = False) -> Case:
     rope = 64
-    return Case(f"attend-{lora}-{heads}by{group}", "attend", (("LORA", lora), ("ROPE", rope), ("QK", 192), ("GROUP", group), ("BLOCK", 48)),
+    return Case(f"attend-{lora}-{heads}by{group}", "attend", (("LORA", lora), ("ROPE", rope), ("QK", 192), ("GROUP", group), ("BLOCK", 72)),
                 (Port("qa", "read", heads * lora, group * lora), Port("qr", "read", heads * rope, group * rope),
                  Port("latent", "read", lora), Port("kr", "read", rope),
                  Port("c_kv", "read", lora, ctype="kb::bf16", dynamic=True), Port("k_rope", "read", rope, ctype="kb::bf16", dynamic=True),
@@ -109,7 +109,7 @@ def _topk(e: int, t: int, bench: bool = False) -> Case:
     return Case(f"topk-{e}", "topk", (("E", e), ("T", t)), ports, bench=bench)
 
 
-ROWS = (0, 1, 15, 16, 17, 48, 2048)
+ROWS = (0, 1, 15, 16, 17, 48, 72, 73, 2048)
 CASES: tuple[Case, ...] = (
     _residual("add_norm", 256, True), _residual("add_norm", 2304, False, True),
     _residual("emit", 256, True), _residual("emit", 2304, False, True),
@@ -118,7 +118,7 @@ CASES: tuple[Case, ...] = (
     _rope("rope", 128, (0, 1, 17, 2048, 999_983)), _rope("rope", 512, (1_000_000, 16384, 2048), True),
     _rope("append", 128, (1,)), _rope("append", 512, (1,), True),
     _attend(4, 2, 128, ROWS), _attend(2, 1, 128, ROWS), _attend(8, 4, 256, ROWS), _attend(16, 8, 256, ROWS), _attend(32, 16, 512, ROWS, True),
-    _attend(32, 32, 128, (97,)), _attend(32, 1, 512, (2048,), True), _topk(64, 8, True), _topk(16, 4), _topk(8, 2),
+    _attend(32, 32, 128, (97,)), _attend(8, 8, 128, (16384,)), _attend(2, 2, 256, (16384,)), _attend(32, 1, 512, (2048,), True), _topk(64, 8, True), _topk(16, 4), _topk(8, 2),
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,6 +66,7 @@ def test_wrong_zero_points_of_one_group_show(name: str, checks: list[Check]) -> 
 
 
 def test_the_problem_is_admitted(weights: dict[str, Tensor], checks: list[Check]) -> None:
-    results = check_admission(TINY, weights, checks)
+    one_case = [replace(check, cases=check.cases[:1]) for check in checks]
+    results = check_admission(TINY, weights, one_case)
     assert len(results) > len(weight_specs(TINY))
     assert [result for result in results if not result.holds] == []

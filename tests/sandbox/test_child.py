@@ -225,3 +225,18 @@ def test_a_child_starts_quickly() -> None:
             spans.append(time.monotonic() - begin)
     # 30 to 45 ms on an idle machine; the bound leaves room for a busy one
     assert min(spans) < 0.25, [f"{span:.3f}" for span in spans]
+
+
+@pytest.mark.parametrize("level", [Level.BWRAP, Level.NAMESPACES, Level.UID])
+def test_private_files_reach_the_child_at_every_level(tmp_path: Path, level: Level) -> None:
+    """Weights that only we can read, where the box runs under a uid of its own."""
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(tensor_file({"bias": ("U8", [1], b"\x03")}))
+    weights.chmod(0o600)
+    try:
+        walls = probe_walls(level=level)
+    except NoWallsError:
+        pytest.skip("not here")
+    with ready_child(library(0), [weights], walls=walls) as child:
+        child.run_chain("a", steps=1, position=0)
+        assert bytes(child.collect("a").outputs["hidden"][0]) == b"defgh"

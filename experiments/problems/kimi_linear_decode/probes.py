@@ -21,11 +21,10 @@ O_PROJ_FACTOR = 100.0
 MOE_FACTOR = 16.0
 CONV_FACTOR = 4.0
 EXPERT_FACTOR = 8.0
-# The residual share of a part that should dominate it; the spread of the new row's attention score (cached rows lie three
-# to ten times closer together; more would let the softmax magnify honest errors too); the spread of a router row that
-# should decide.
+# The residual share of a part that should dominate it; the spread of attention scores before softmax; the spread of a
+# router row that should decide.
 DOMINANCE = 8.0
-NEW_ROW_SCORE = 1.0
+SHARP_SCORES = 1.0
 DECISIVE_LOGITS = 25.0
 
 
@@ -50,23 +49,27 @@ def _kda_focus(dims: Dims, weights: Mapping[str, Tensor]) -> Overlay:
 
 
 def _mla_focus(dims: Dims, weights: Mapping[str, Tensor], sharp: bool) -> Overlay:
-    """The MLA output dominates its residual; scores are all zero (every cached row weighs the same) or spread out.
+    """The MLA output dominates its residual; scores are all zero (every row weighs the same) or spread out.
 
     Equal weights are the hardest test of completeness: a skipped row then changes the attention output by one part
-    in the square root of the number of rows, and nothing else hides that.
+    in the square root of the number of rows, and nothing else hides that. Under spread scores the new row is brought
+    down to the size of the cached ones: left several times larger, its softmax weight would magnify honest errors
+    more than faults.
     """
+    def scaled(part: str, factor: float) -> Overlay:
+        return _scaled(weights, _attention_scales(dims, ("mla",), part), factor)
+
     projected = LINEAR_STD * math.sqrt(dims.hidden)
-    rows = dims.context
-    # RMS of the context vector: averaged cached rows, and the new row's share of a uniform softmax.
-    ctx = math.hypot(CACHE_STD / math.sqrt(rows), projected / rows)
+    new_row = CACHE_STD if sharp else projected
+    ctx = math.hypot(CACHE_STD / math.sqrt(dims.context), new_row / dims.context)
     y = ctx * LINEAR_STD ** 2 * math.sqrt(dims.kv_lora * dims.heads * dims.v_dim)
-    overlay = _scaled(weights, _attention_scales(dims, ("mla",), "o_proj"), _power_of_two(DOMINANCE * TOKEN_STD / y))
-    queries = 0.0
-    if sharp:
-        key = LINEAR_STD * math.sqrt(dims.kv_lora) * projected
-        score = projected * math.hypot(key * math.sqrt(dims.nope), projected * math.sqrt(dims.rope))
-        queries = _power_of_two(NEW_ROW_SCORE * math.sqrt(dims.q_dim) / score)
-    return overlay | _scaled(weights, _attention_scales(dims, ("mla",), "q_proj"), queries)
+    overlay = scaled("o_proj", _power_of_two(DOMINANCE * TOKEN_STD / y))
+    if not sharp:
+        return overlay | scaled("q_proj", 0.0)
+    key = LINEAR_STD * math.sqrt(dims.kv_lora) * CACHE_STD
+    score = projected * math.hypot(key * math.sqrt(dims.nope), CACHE_STD * math.sqrt(dims.rope))
+    return (overlay | scaled("q_proj", _power_of_two(SHARP_SCORES * math.sqrt(dims.q_dim) / score))
+            | scaled("kv_a", _power_of_two(CACHE_STD / projected)))
 
 
 def _one_expert(dims: Dims, weights: Mapping[str, Tensor], secret_seed: int) -> Overlay:

@@ -249,7 +249,8 @@ struct Consumer {
 // Release by one thread after the team barrier is enough: the barrier makes its add cumulative.
 // `quiet` narrows the stream from the arrival on.
 template <class Memory>
-__device__ __forceinline__ void grid_barrier(const Team& team, Memory& m, const Guard& guard, uint32_t target, bool quiet) {
+__device__ __forceinline__ void grid_barrier(const Team& team, Memory& m, const Guard& guard, uint32_t target,
+                                             bool quiet) {
     team.sync();
     if (team.rank == 0) {
         m.quiet = quiet;
@@ -286,7 +287,9 @@ __device__ __forceinline__ void zero_share(const Team& team, float* base, int n,
     float* p = replica(base, n, exchange + 1, 0);
     for (int i = blockIdx.x * Team::kSize + team.rank; i < kReplicas * n; i += blocks * Team::kSize) p[i] = 0.0f;
 }
-// Eight consecutive floats, summed over Copies; all loads are in flight at once, past L1.
+
+// Eight consecutive floats, summed over Copies; all loads are in flight at once, past L1. (Swapping halves between
+// lane pairs, so that a load covers whole sectors, was slower.)
 template <int Copies>
 __device__ __forceinline__ void load_octet(const float* base, int pitch, int octet, float (&out)[8]) {
     float4 a[Copies], b[Copies];

@@ -122,12 +122,7 @@ struct HeadLanes {
     void gather(int rows) {
         for (int c = 0; c < LORA; c += kColumns * kNative)
             for (int h = 0; h < G; h += kHeads) {
-                N acc[kHeads][kColumns];
-#pragma GCC unroll 8
-                for (int i = 0; i < kHeads; ++i)
-#pragma GCC unroll 2
-                    for (int j = 0; j < kColumns; ++j)
-                        acc[i][j] = load_f<kNative>(ctx + (h + i) * LORA + c + j * kNative) * corr[h + i];
+                N acc[kHeads][kColumns] = {};  // from zero: a chain over all rows would round sqrt(rows) times more
                 const float *t0 = tile + at(0, c), *t1 = tile + at(0, c + kNative), *w = s + h;
                 for (int r = 0; r < rows; ++r) {
                     const N x0 = load_f<kNative>(t0 + r * 16), x1 = load_f<kNative>(t1 + r * 16);
@@ -140,7 +135,10 @@ struct HeadLanes {
 #pragma GCC unroll 8
                 for (int i = 0; i < kHeads; ++i)
 #pragma GCC unroll 2
-                    for (int j = 0; j < kColumns; ++j) store_f(ctx + (h + i) * LORA + c + j * kNative, acc[i][j]);
+                    for (int j = 0; j < kColumns; ++j) {
+                        float* to = ctx + (h + i) * LORA + c + j * kNative;
+                        store_f(to, load_f<kNative>(to) * corr[h + i] + acc[i][j]);
+                    }
             }
     }
     void run(const kb::Launch& launch, const typename Cfg::Ports& p) {

@@ -17,7 +17,7 @@ KB_INLINE void fold(typename Lanes<L>::F* a) {  // a[i] and a[i + Step] into one
 
 template <class Cfg>
 struct ColumnLanes {
-    static constexpr int G = Cfg::GROUP, LORA = Cfg::LORA, ROPE = Cfg::ROPE, L = kNative, kBlock = Cfg::BLOCK;
+    static constexpr int G = Cfg::GROUP, LORA = Cfg::LORA, ROPE = Cfg::ROPE, L = kNative, kBlock = Cfg::BLOCK / 16 * 16;
     static constexpr int kPitch = (kBlock + 31) / 16 * 16;  // scores of a head: rows are filled up to 16, tiles may overhang
     static constexpr int kRows = L / G;  // kRows * G accumulators
     static constexpr int kFit = kRegisters / 2 / G, kColumns = kFit * L <= LORA ? kFit : LORA / L;
@@ -100,11 +100,7 @@ struct ColumnLanes {
     }
     void gather(const kb::bf16* c_kv, int rows, const float* keep) {
         for (int c = 0; c < LORA; c += kColumns * L) {
-            F acc[G][kColumns];
-#pragma GCC unroll 4
-            for (int h = 0; h < G; ++h)
-#pragma GCC unroll 16
-                for (int j = 0; j < kColumns; ++j) acc[h][j] = load_f<L>(ctx + h * LORA + c + j * L) * keep[h];
+            F acc[G][kColumns] = {};
             for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
                 for (int j = 0; j < kColumns; j += 2) {
@@ -119,7 +115,10 @@ struct ColumnLanes {
 #pragma GCC unroll 4
             for (int h = 0; h < G; ++h)
 #pragma GCC unroll 16
-                for (int j = 0; j < kColumns; ++j) store_f(ctx + h * LORA + c + j * L, acc[h][j]);
+                for (int j = 0; j < kColumns; ++j) {
+                    float* to = ctx + h * LORA + c + j * L;
+                    store_f(to, load_f<L>(to) * keep[h] + acc[h][j]);
+                }
         }
     }
     void run(const kb::Launch& launch, const typename Cfg::Ports& p) {

@@ -44,7 +44,7 @@ KB_INLINE void store_bytes(int8_t* to, kb::i32x16 v) {
     std::memcpy(to, &bytes, 16);
 }
 
-// An infinity or NaN in x makes the scale infinite or NaN, hence every output of the group non-finite. A group whose
+// An infinity or NaN in x makes the scale infinite or NaN, hence every output of the group NaN. A group whose
 // largest element is below 1e-30 counts as zero. `weigh(i, v)`: what lanes 16 i .. of the integers add to the sum.
 template <int LEVELS, int COUNT, class Weigh>
 KB_INLINE void quantise(const kb::f32x16 (&x)[COUNT / 16], Digits<LEVELS, COUNT>& out, Weigh weigh) {
@@ -54,12 +54,15 @@ KB_INLINE void quantise(const kb::f32x16 (&x)[COUNT / 16], Digits<LEVELS, COUNT>
         const kb::i32x16 magnitude = kb::bitcast<kb::i32x16>(x[i]) & 0x7fffffff;  // ordered like the floats, NaN on top
         top = magnitude > top ? magnitude : top;
     }
-    const float largest = kb::bitcast<float>(top_lane(top));
+    const int32_t most = top_lane(top);
+    const float largest = kb::bitcast<float>(most);
     const float inverse = largest > 1e-30f ? limit / largest : 0.0f;
+    const int32_t keep = most < 0x7f800000 ? -1 : 0;  // all digits 0 if one is not finite: 0 * scale is NaN
     kb::i32x16 total = {};
     for (int i = 0; i < COUNT / 16; ++i) {
         // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low mantissa bits.
-        const kb::i32x16 v = kb::bitcast<kb::i32x16>(x[i] * inverse + 12582912.0f) - 0x4b400000;
+        const kb::f32x16 kept = kb::bitcast<kb::f32x16>(kb::bitcast<kb::i32x16>(x[i]) & keep);
+        const kb::i32x16 v = kb::bitcast<kb::i32x16>(kept * inverse + 12582912.0f) - 0x4b400000;
         total += weigh(i, v);
         if constexpr (LEVELS == 2) {
             const kb::i32x16 hi = (v + 128) >> 8;

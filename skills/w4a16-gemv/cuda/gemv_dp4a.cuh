@@ -31,6 +31,11 @@ struct DigitImage {
 
     __device__ __forceinline__ const unsigned char* group(int g) const { return base + g * kStride; }
 
+    static __device__ __forceinline__ void meta(unsigned char* group, float scale, float sum) {
+        *reinterpret_cast<uint2*>(group + 2 * Group) =
+            make_uint2(__float_as_uint(scale * (1.0f / 254.0f)), __float2int_rn(sum));
+    }
+
     // One value per lane of one warp: a group of 32.
     __device__ __forceinline__ void put1(int lane, float x) const {
         static_assert(Group == 32);
@@ -45,7 +50,7 @@ struct DigitImage {
         for (int d = 16; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
         base[lane] = static_cast<unsigned char>(__float_as_uint(s));
         base[Group + lane] = static_cast<unsigned char>(__float_as_uint(t));
-        if (lane == 0) *reinterpret_cast<uint2*>(base + 2 * Group) = make_uint2(__float_as_uint(scale * (1.0f / 254.0f)), __float2int_rn(sum));
+        if (lane == 0) meta(base, scale, sum);
     }
 
     // Called by whole warps; kLanes neighbouring lanes hold one group. `live` is false for lanes past the end.
@@ -72,7 +77,7 @@ struct DigitImage {
         unsigned char* p = base + g * kStride;
         *reinterpret_cast<uint2*>(p + k) = make_uint2(bytes4(hi), bytes4(hi + 4));
         *reinterpret_cast<uint2*>(p + Group + k) = make_uint2(bytes4(lo), bytes4(lo + 4));
-        if (k == 0) *reinterpret_cast<uint2*>(p + 2 * Group) = make_uint2(__float_as_uint(scale * (1.0f / 254.0f)), __float2int_rn(sum));
+        if (k == 0) meta(p, scale, sum);
     }
 };
 
@@ -178,8 +183,8 @@ struct GemvDp4a {
             if (t < S::kStrips)
 #pragma unroll
                 for (int c = 0; c < S::kCpt; ++c)
-                    scratch[(team.set() * S::kGroups + t / S::kLaneCols) * S::kCols + c * S::kLaneCols + t % S::kLaneCols] =
-                        r.sum[c];
+                    scratch[(team.set() * S::kGroups + t / S::kLaneCols) * S::kCols + c * S::kLaneCols +
+                            t % S::kLaneCols] = r.sum[c];
             team.sync();
             if (team.rank < S::kCols) {
                 float sum = 0.0f;
