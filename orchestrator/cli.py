@@ -18,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     help="Searches for fast GPU kernels with a team of agents; a judge re-measures everything.\n\n"
     "Examples:\n\n  kernelbraid run\n\n  kernelbraid run --size full --json\n\n  kernelbraid problems",
 )
@@ -68,7 +69,7 @@ def run(
     from sandbox.timing import Effort
 
     set_up(verbose)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = JobSettings(
         problem=problem, size=size, rivals=tuple(r for r in rivals.split(",") if r), stages=stages,
         checks=CheckPlan(seeds=seeds), effort=Effort(processes=processes, pairs=pairs),

@@ -30,11 +30,11 @@ class RunFolder:
         """The chained record of every judgement."""
         return self.path / "evaluations.jsonl"
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, event: str, /, **fields: Any) -> None:
         """Append one event (noun.verb) with its fields, flushed."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         with (self.path / "events.jsonl").open("a") as f:
-            f.write(canonical_json({"at": now, "event": name, **fields}) + "\n")
+            f.write(canonical_json({"at": now, "event": event, **fields}) + "\n")
             f.flush()
 
     def record(self, evaluation: Evaluation) -> Evaluation:

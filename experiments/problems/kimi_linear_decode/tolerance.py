@@ -84,7 +84,8 @@ def truth_dtype(dims: Dims) -> torch.dtype:
 def _logit_units(weights: Mapping[str, Tensor], trace: Mapping[str, Tensor], layer: int) -> Tensor:
     """What each logit of a block would be for an input of this size in an average direction: its error scale."""
     rows = weights[f"blocks.{layer}.moe.router.weight"].double()
-    return torch.linalg.vector_norm(rows, dim=1) * trace[f"L{layer}.x2"].double().square().mean().sqrt()
+    size: Tensor = trace[f"L{layer}.x2"].double().square().mean().sqrt()
+    return rows.square().sum(dim=1).sqrt() * size
 
 
 def routing_gap(dims: Dims, weights: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> float:

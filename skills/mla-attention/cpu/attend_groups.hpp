@@ -108,14 +108,14 @@ struct HeadLanes {
                 top = kb::load16(t);
             }
             const kb::f32x16 keep = kb::exp16(kb::load16(m + v) - top);
-            kb::f32x16 sum = kb::load16(l + v) * keep;
+            kb::f32x16 sum = {};
             for (int r = 0; r < n; ++r) {
                 const kb::f32x16 e = kb::exp16(kb::load16(s + r * kWide + v) - top);
                 kb::store16(s + r * kWide + v, e);
                 sum += e;
             }
             kb::store16(m + v, top);
-            kb::store16(l + v, sum);
+            kb::store16(l + v, kb::load16(l + v) * keep + sum);
             kb::store16(corr + v, keep);
         }
     }
