@@ -29,7 +29,7 @@ class CheckPlan:
     """How many fresh cases of which kind. `probes`: also under every probe overlay; `steps`: chained steps per case."""
 
     seeds: int = 3
-    probe_seeds: int = 1
+    probe_seeds: int = 2
     probes: bool = True
     short_context: bool = True
     steps: int = 1

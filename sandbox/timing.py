@@ -33,9 +33,9 @@ class Effort:
 
     processes: int = 5
     pairs: int = 6
-    short: int = 4
-    long: int = 16
-    spread: int = 4
+    short: int = 12
+    long: int = 40
+    spread: int = 8
     rival_steps: int = 3
     read_pairs: int = 40
 
@@ -67,14 +67,15 @@ class Measured:
         return {name: interval(ratios(groups), f"speedup vs {name}") for name, groups in self.pairs.items()}
 
     def slope_gap(self) -> float:
-        """How far the slope of wall time over chain length lies from the mean time of a long chain, as a fraction of it.
+        """How far the slope of wall time over chain length lies above the mean time of a long chain, as a fraction of it.
 
-        A candidate that computes ahead, or after its answer, shows a slope that the mean does not have."""
+        What a chain costs once (waking the threads, the pipe) makes the mean larger than the slope: the time we report is
+        then too long, never too short. A slope above the mean says that part of a chain's work was not in its time."""
         slopes = []
         for (n1, t1), (n2, t2) in zip(self.short, self.long, strict=True):
             slopes.append((t2 - t1) / (n2 - n1))
         mean = statistics.median(t / n for n, t in self.long)
-        return abs(statistics.median(slopes) - mean) / mean
+        return (statistics.median(slopes) - mean) / mean
 
 
 def one_chain(child: ChildProcess, problem: Problem, steps: int, rows: int, timeout: float) -> tuple[float, Any]:
@@ -140,25 +141,35 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
 
 
 def verify_chain(problem: Problem, weights: Mapping[str, torch.Tensor], case: Any, steps: int, collected: Collected) -> str:
-    """Compare a timed chain with the truth of the same chain; the yardstick is the bf16 baseline on it. "" if it holds.
+    """Compare the first `steps` outputs of a timed chain with the truth. "" if they hold, else what is wrong.
 
-    Expert choices may flip along a chain for the baseline and the candidate alike, so medians over the steps are compared."""
+    Truth and the bf16 baseline walk along the candidate's own tokens, so an error does not grow from step to step by
+    itself. Steps in which two experts nearly tie (as in `draw_case`) say nothing and are left out. Of the others the median
+    error must be at most twice the baseline's there, and none may exceed four times the baseline's worst."""
     tolerance, reference = problem.module("tolerance"), problem.module("reference")
     baseline = problem.module("baseline").MaterialisingBaseline(problem.dims, weights)
     truth = reference.Truth(problem.dims, weights, torch.float32)
     states = [{k: v.clone() for k, v in case.state.items()} for _ in range(2)]
-    exact, rough = case.token, case.token
+    token = case.token
     own, honest = [], []
     for i in range(steps):
-        exact = truth.step(exact, states[0], problem.context + i)
-        rough = baseline.step(rough, states[1], problem.context + i)
+        trace: dict[str, Any] = {}
+        exact = truth.step(token, states[0], problem.context + i, trace)
+        rough = baseline.step(token, states[1], problem.context + i)
         got = torch.frombuffer(bytearray(collected.outputs["hidden"][i]), dtype=torch.bfloat16)
-        own.append(tolerance.tensor_error(exact, got).relative)
-        honest.append(tolerance.tensor_error(exact, rough).relative)
-    mine, theirs = statistics.median(own), statistics.median(honest)
-    if mine <= tolerance.RMS_FACTOR * theirs:
+        if tolerance.routes_clearly(problem.dims, weights, trace):
+            own.append(tolerance.tensor_error(exact, got).relative)
+            honest.append(tolerance.tensor_error(exact, rough).relative)
+        token = got
+        if not bool(torch.isfinite(got).all()):
+            return f"step {i} of a timed chain has outputs that are not finite"
+    if not own:
         return ""
-    return f"a timed chain of {steps} steps has a median relative error of {mine:.3g}; allowed {tolerance.RMS_FACTOR * theirs:.3g}"
+    median, worst = tolerance.RMS_FACTOR * statistics.median(honest), 2 * tolerance.RMS_FACTOR * max(honest)
+    if statistics.median(own) <= median and max(own) <= worst:
+        return ""
+    return (f"{len(own)} steps of a timed chain have relative errors of {statistics.median(own):.3g} (median) and {max(own):.3g} (worst); "
+            f"allowed {median:.3g} and {worst:.3g}")  # fmt: skip
 
 
 def read_share(child: ChildProcess, problem: Problem, effort: Effort, rows: int, timeout: float) -> tuple[Interval, dict[int, float]]:

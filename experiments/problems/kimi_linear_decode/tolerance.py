@@ -127,6 +127,11 @@ def chain(step: Step, token: Tensor, state: Mapping[str, Tensor], position: int,
     return Outcome(hidden, own)
 
 
+def routes_clearly(dims: Dims, weights: Mapping[str, Tensor], trace: Mapping[str, Tensor], margin: float = ROUTING_MARGIN) -> bool:
+    """Whether truth and an honest implementation choose the same experts with about the same weights in this step."""
+    return routing_gap(dims, weights, trace) >= margin and routing_slope(dims, weights, trace) <= MAX_ROUTING_SLOPE
+
+
 def draw_case(truth: Truth, context: int, seed: int, steps: int = 1,
               margin: float = ROUTING_MARGIN) -> Case:
     """The first case from `seed` on whose truth routes clearly, with a gap of `margin`, in every step.
@@ -142,7 +147,7 @@ def draw_case(truth: Truth, context: int, seed: int, steps: int = 1,
         def traced(hidden: Tensor, own: dict[str, Tensor], position: int, clear: list[bool] = clear) -> Tensor:
             trace: dict[str, Tensor] = {}
             made = truth.step(hidden, own, position, trace)
-            clear.append(routing_gap(dims, weights, trace) >= margin and routing_slope(dims, weights, trace) <= MAX_ROUTING_SLOPE)
+            clear.append(routes_clearly(dims, weights, trace, margin))
             return made
 
         expected = chain(traced, token, state, context, steps)
