@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ def pick(graph: StageGraph, implementations: Sequence[Implementation], target: s
 
 def merge(graph: StageGraph, plan: Plan, choice: Choice, *, name: str = "", flags: tuple[str, ...] = ()) -> Candidate:
     """Check the plan, emit the source, hand back a candidate like any other. Raises IllegalPlan or AssemblyError."""
-    require_legal(plan, graph)
+    require_legal(plan, graph, numerics={node: impl.drops for node, impl in choice.items()})
     source = assemble(graph, plan, choice)
     return Candidate(role="solution", target=plan.target, source=source, threads=plan.blocks, plan=plan, flags=flags,
                      implementations={n: m.id for n, m in choice.items()}, name=name or plan.name)  # fmt: skip
@@ -47,19 +48,26 @@ class Culprit:
     evaluations: int
 
 
+def failing(evaluation: Evaluation, checks: Sequence[Prepared]) -> list[Prepared]:
+    """The checks to bisect on: two that came out wrong, or the first if it did not get as far as a comparison."""
+    wrong = {c.probe for c in evaluation.cases if not c.ok}
+    return [c for c in checks if c.name in wrong][:2] or list(checks[:1])
+
+
 class Bisection:
     """Finds the guilty stage of a failing megakernel by swapping stages back to their oracles, on the same cases."""
 
     def __init__(self, judge: Judge, problem: Problem, plan: Plan, choice: Choice, oracles: Choice, limits: JudgeLimits,
-                 checks: Sequence[Prepared]) -> None:  # fmt: skip
-        self.judge, self.problem, self.plan = judge, problem, plan
-        self.choice, self.oracles, self.limits, self.checks = choice, oracles, limits, checks
+                 checks: Sequence[Prepared], flags: tuple[str, ...] = ()) -> None:  # fmt: skip
+        """checks: the cases the megakernel fails on, as in `failing`. limits: how one variant is judged (it is never timed)."""
+        self.judge, self.problem, self.plan, self.flags = judge, problem, plan, flags
+        self.choice, self.oracles, self.limits, self.checks = choice, oracles, dataclasses.replace(limits, timed=False), checks
         self.evaluations: list[Evaluation] = []
 
     def fails(self, suspects: Sequence[str]) -> bool:
         """Whether the megakernel fails when only `suspects` keep their implementation."""
         mixed = {n: self.choice[n] if n in suspects else self.oracles[n] for n in self.choice}
-        candidate = merge(self.problem.graph, self.plan, mixed, name=f"bisect:{len(self.evaluations)}")
+        candidate = merge(self.problem.graph, self.plan, mixed, name=f"bisect:{len(self.evaluations)}", flags=self.flags)
         evaluation = self.judge.evaluate(candidate, self.problem, self.limits, purpose=Purpose.BISECT, checks=self.checks)
         self.evaluations.append(evaluation)
         return evaluation.status is not Status.PASSED

@@ -44,7 +44,7 @@ def owners(place: str, items: int, blocks: int, where: str) -> tuple[int, ...]:
 
 
 def sections(graph: StageGraph) -> list[tuple[str, int]]:
-    """The (section, layer) sequence of a graph, read off its nodes: kda | mla, then moe, and `end`."""
+    """The (section, layer) sequence of a graph of KDA, MLA and MoE half blocks, read off its nodes: kda | mla, then moe, and `end`."""
     out: list[tuple[str, int]] = []
     layers = sorted({n.layer for n in graph.nodes})
     names = set(graph.by_name)
@@ -68,6 +68,9 @@ def expand(spec: dict[str, Any], graph: StageGraph, blocks: int, target: Literal
     if unknown:
         raise PlanError(f"{source}: unknown keys {sorted(unknown)}")
     flags = set(spec.get("flags", ()))
+    surplus = set(spec["phases"]) - {"kda", "mla", "moe", "end"}
+    if surplus:
+        raise PlanError(f"{source}: unknown sections {sorted(surplus)}; there are kda, mla, moe and end")
     phases: list[Phase] = []
     for section, layer in sections(graph):
         if section not in spec["phases"]:
@@ -88,8 +91,15 @@ def expand(spec: dict[str, Any], graph: StageGraph, blocks: int, target: Literal
 
 
 def _phase(entry: dict[str, Any], section: str, layer: int, graph: StageGraph, blocks: int, source: str) -> Phase:
+    unknown = set(entry) - {"phase", "zero", "steps"}
+    if unknown:
+        raise PlanError(f"{source}: {section}/{entry.get('phase')}: unknown keys {sorted(unknown)}")
     steps = []
     for s in entry["steps"]:
+        if set(s) - {"stage", "split", "place"}:
+            raise PlanError(
+                f"{source}: {section}/{entry['phase']}/{s.get('stage')}: unknown keys {sorted(set(s) - {'stage', 'split', 'place'})}"
+            )
         name = s["stage"] if s["stage"] in graph.by_name else f"L{layer}.{s['stage']}"
         where = f"{source}: {section}/{entry['phase']}/{s['stage']}"
         if name not in graph.by_name:

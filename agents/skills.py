@@ -41,7 +41,7 @@ def _implementation(entry: dict[str, Any], folder: Path, root: Path) -> Implemen
     return Implementation(
         name=entry["name"], kind=entry["kind"], target=entry["target"], source="\n\n".join(texts) + "\n",
         knobs={k: v["default"] for k, v in entry.get("knobs", {}).items()}, shardings=tuple(entry.get("shardings", ["*"])),
-        numerics=entry.get("numerics", ""), oracle=bool(entry.get("oracle", False)), author=f"skill:{folder.name}",
+        numerics=entry.get("numerics", ""), drops=tuple(entry.get("drops", ())), oracle=bool(entry.get("oracle", False)), author=f"skill:{folder.name}",
     )  # fmt: skip
 
 
@@ -53,4 +53,6 @@ def choose(implementations: list[Implementation], kind: str, target: str, *, ora
             return m
     if fits and not oracle:
         return fits[0]
-    raise SkillError(f"no {'oracle' if oracle else 'implementation'} of kind '{kind}' for {target}; the skills have {[m.name for m in fits]}")
+    raise SkillError(
+        f"no {'oracle' if oracle else 'implementation'} of kind '{kind}' for {target}; the skills have {[m.name for m in fits]}"
+    )

@@ -36,7 +36,9 @@ class Trick(Frozen):
     @property
     def id(self) -> str:
         """Hash of the claim's content, whenever and by whomever it was made."""
-        return content_hash(self.model_dump(mode="json", include={"claim", "kind", "problem", "size", "target", "environment", "candidate"}))
+        return content_hash(
+            self.model_dump(mode="json", include={"claim", "kind", "problem", "size", "target", "environment", "candidate"})
+        )
 
 
 def refusal(evaluation: Evaluation, incumbent: str, margin: float = CPU_MARGIN) -> str:

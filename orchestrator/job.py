@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from agents.merger import merge, pick
+from agents.merger import Bisection, failing, merge, pick
 from agents.planner import load_plan
 from agents.skills import choose, load_implementations
 from memory.trick import Trick, admit, refusal
 from orchestrator.run_folder import RunFolder
 from sandbox.box_errors import CompileFailed, CompileLimit
 from sandbox.candidate import Candidate, Implementation
-from sandbox.checking import CheckPlan
+from sandbox.checking import CheckPlan, Prepared, prepare_checks
 from sandbox.evaluation import Evaluation, Interval, Purpose, Status
 from sandbox.judge import Judge, JudgeLimits
 from sandbox.plan import Plan
@@ -29,7 +30,7 @@ from sandbox.timing import Effort
 
 log = structlog.get_logger()
 Say = Callable[[str], None]
-BARRIER_SECONDS = 1e-6  # first guess of one grid barrier on a CPU; replaced by the unfused plan's measured idle time per barrier
+BARRIER_SECONDS = 1e-6  # assumed cost of one grid barrier between CPU threads, in predictions only
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,24 @@ class Job:
             predicted[phase.name] = total
         return predicted
 
-    def judge_plan(self, name: str, plan: Plan, best: Mapping[str, Implementation], seconds: Mapping[tuple[str, str], float]) -> None:
-        """Check, assemble, write down and judge one plan; pairs it with the rivals and the plans before it."""
-        choice = pick(self.graph, self.implementations, "cpu", best=best)
-        candidate = merge(self.graph, plan, choice, name=f"{name}@{plan.blocks}")
+    def judge_plan(self, name: str, plan: Plan, best: dict[str, Implementation], seconds: Mapping[tuple[str, str], float]) -> None:
+        """Check, assemble, write down and judge one plan; pairs the last one with the rivals and the plans before it.
+
+        A megakernel that fails is bisected; the guilty kind falls back to its oracle and the plan is judged once more."""
+        with tempfile.TemporaryDirectory(prefix="kernelbraid-") as scratch:
+            checks = prepare_checks(self.problem, self.judge.weights(self.problem), self.settings.checks, Path(scratch))
+            candidate, evaluation = self.try_plan(name, plan, best, seconds, checks)
+            if evaluation.status not in (Status.PASSED, Status.INFRASTRUCTURE, Status.UNAVAILABLE):
+                evaluation = self.name_the_guilty(plan, best, evaluation, checks)
+                self.record(evaluation)
+                if evaluation.guilty:
+                    candidate, evaluation = self.try_plan(name, plan, best, seconds, checks)
+            self.outcome.plans[name] = (plan, candidate, self.record(evaluation))
+
+    def try_plan(self, name: str, plan: Plan, best: Mapping[str, Implementation], seconds: Mapping[tuple[str, str], float],
+                 checks: Sequence[Prepared]) -> tuple[Candidate, Evaluation]:  # fmt: skip
+        """Assemble a plan from the best implementations and judge it."""
+        candidate = merge(self.graph, plan, pick(self.graph, self.implementations, "cpu", best=best), name=f"{name}@{plan.blocks}")
         source = self.folder.write(f"kernels/{name}.cpp", candidate.source)
         self.folder.write_json(f"kernels/{name}.plan.json", plan.model_dump(mode="json"))
         last = name == self.settings.plans[-1]
@@ -162,9 +177,26 @@ class Job:
         effort = self.settings.effort if last else Effort(processes=1, pairs=3, read_pairs=self.settings.effort.read_pairs)
         limits = JudgeLimits(checks=self.settings.checks, effort=effort, rivals=self.settings.rivals if last else ())
         evaluation = self.judge.evaluate(candidate, self.problem, limits, purpose=Purpose.ADMIT if last else Purpose.SEARCH,
-                                         incumbents=incumbents, predicted=self.predict(plan, seconds))  # fmt: skip
-        self.outcome.plans[name] = (plan, candidate, self.record(evaluation))
+                                         incumbents=incumbents, checks=checks, predicted=self.predict(plan, seconds))  # fmt: skip
         self.say(f"  {name}: {evaluation.status}, {evaluation.standing}" + (f"\n{evaluation.log.strip()}" if evaluation.log else ""))
+        return candidate, evaluation
+
+    def name_the_guilty(self, plan: Plan, best: dict[str, Implementation], evaluation: Evaluation, checks: Sequence[Prepared]) -> Evaluation:
+        """Bisect a failed megakernel; guilty kinds in `best` are replaced by their oracles. Returns the record with the names."""
+        self.say("  bisecting: stages are swapped back to their oracles until the guilty one is alone")
+        oracles = pick(self.graph, self.implementations, "cpu", oracle=True)
+        choice = pick(self.graph, self.implementations, "cpu", best=best)
+        bisection = Bisection(self.judge, self.problem, plan, choice, oracles, JudgeLimits(), failing(evaluation, checks))
+        culprits = bisection.find()
+        for tried in bisection.evaluations:
+            self.record(tried)
+        names = []
+        for culprit in culprits:
+            names.append(f"{culprit.implementation or culprit.kind} in {', '.join(culprit.nodes) or 'every stage'}")
+            if culprit.implementation:
+                best[culprit.kind] = choose(self.implementations, culprit.kind, "cpu", oracle=True)
+            self.say(f"  guilty: {names[-1]}")
+        return evaluation.model_copy(update={"guilty": tuple(names)})
 
     def record(self, evaluation: Evaluation) -> Evaluation:
         kept = self.folder.record(evaluation)

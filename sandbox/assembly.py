@@ -19,6 +19,7 @@ from sandbox.plan import Buffer, Phase, Plan, Step
 
 RUNTIME = Path(__file__).resolve().parent / "stage_runtime" / "cpu"
 C_TYPES = {"f32": "float", "bf16": "kb::bf16", "i32": "int32_t", "u8": "uint8_t"}
+MAX_PORTS = 10
 FORMS = {"w4": 0, "bf16": 1, "raw": 2}
 
 
@@ -53,6 +54,7 @@ class _Assembler:
     offsets: list[int] = field(default_factory=list)
     node_index: dict[str, int] = field(default_factory=dict)
     items_tables: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, str] = field(default_factory=dict)
     copy_tables: dict[str, str] = field(default_factory=dict)
 
     # -- pieces ------------------------------------------------------------------------------------------------
@@ -154,9 +156,9 @@ class _Assembler:
             if own == list(range(own[0], own[0] + len(own))) if own else True:
                 rows.append(f"{{kIota + {own[0] if own else 0}, {len(own)}}}")
             else:
-                name = f"kList{len(self.items_tables)}_{block}"
-                self.items_tables[f"//{name}"] = f"const int {name}[] = {{{', '.join(map(str, own))}}};"
-                rows.append(f"{{{name}, {len(own)}}}")
+                text = ", ".join(map(str, own))
+                name = self.lists.setdefault(text, f"kList{len(self.lists)}")
+                rows.append(f"{{plan::{name}, {len(own)}}}")
         text = "{" + ", ".join(rows) + "}"
         if text not in self.items_tables:
             self.items_tables[text] = f"kOwned{len(self.items_tables)}"
@@ -170,16 +172,21 @@ class _Assembler:
             node = self.graph.by_name[step.node]
             sharding = node.shardings[step.sharding]
             cfg = self.config(node, sharding)
-            out.append(f"    {{  // {node.short}: {self.impls[cfg.impl].name}, split by {sharding.name}" + (", in every block" if step.replicated else ""))
+            out.append(
+                f"    {{  // {node.short}: impl{cfg.impl}, split by {sharding.name}" + (", in every block" if step.replicated else "")
+            )
             out.append(f"        using C = plan::Cfg{cfg.index};")
             out.append(f"        using S = impl{cfg.impl}::Stage<C>;")
             out.append(f"        const kb::StepArgs& s = a[{k}];")
             out.append(f"        const kb::Items& own = plan::{self.items(step, sharding.items)}[b.id];")
             for w in step.waits:
                 e = self.event(w.event)
-                out.append(f'        if (own.count > 0 && !grid.wait_event(b, phase, "flag {_short(w.event)}", e0 + {e}, {w.count})) return false;')
+                out.append(
+                    f'        if (own.count > 0 && !grid.wait_event(b, phase, "flag {_short(w.event)}", e0 + {e}, {w.count})) return false;'
+                )
             out.append(f"        run.layer = s.layer, run.writer = {f'b.id == {step.writer}' if step.replicated else 'true'};")
-            ports, ys = [], []
+            ports: list[str] = []
+            ys: list[str] = []
             for i, port in enumerate(node.ports):
                 expr = self.port_expr(node, step, port, i, sharding)
                 (ys if re.fullmatch(r"y\d+", port) else ports).append(expr)
@@ -190,7 +197,9 @@ class _Assembler:
                 i = list(node.ports).index(sharding.selects)
                 ids = self.port_expr(node, step, sharding.selects, i, sharding)
                 out.append(f"        const kb::View<int32_t> ids{ids};")
-                out.append("        const auto unit = [&](int item) { return ids[size_t(item / C::PERIOD)] * C::PERIOD + item % C::PERIOD; };")
+                out.append(
+                    "        const auto unit = [&](int item) { return ids[size_t(item / C::PERIOD)] * C::PERIOD + item % C::PERIOD; };"
+                )
             else:
                 out.append(f"        const auto unit = [](int item) {{ return {'item' if sharding.units != 1 else 'item * 0'}; }};")
             out.append("        kb::run_items<S>(b, run, s.pages, own.item, own.count, ports, unit);")
@@ -202,9 +211,10 @@ class _Assembler:
     def event(self, name: str) -> int:
         """Index of an event within its layer (layers own equal runs of events, so that they can share a phase function)."""
         short = _short(name)
-        layers = {self.graph.by_name[s.node].layer for _, s in self.plan.steps() if name in s.signals or name in [w.event for w in s.waits]}
+        phases = [p for p in self.plan.phases if any(name in s.signals or name in [w.event for w in s.waits] for s in p.steps)]
+        layers = {self.graph.by_name[s.node].layer for p in phases for s in p.steps}
         if len(layers) > 1:
-            raise AssemblyError(f"event '{name}' is signalled and awaited in different layers {sorted(layers)}: use a barrier")
+            raise AssemblyError(f"event '{name}' is used in phases that mix layers {sorted(layers)}: use a barrier")
         names = sorted({_short(e) for _, s in self.plan.steps() for e in s.signals})
         return names.index(short)
 
@@ -223,10 +233,12 @@ class _Assembler:
         for _, step in plan.steps():
             for tensor in graph.by_name[step.node].ports.values():
                 self.slot(tensor)
+        if any(len(graph.by_name[s.node].ports) > MAX_PORTS for _, s in plan.steps()):
+            raise AssemblyError(f"a stage has more than {MAX_PORTS} ports (kMaxPorts of program.hpp)")
         kinds: dict[str, int] = {}
         functions, phase_rows, step_rows, node_rows, segments, ports, zeros = [], [], [], [], [], [], []
-        for phase in plan.phases:
-            body = self.phase_body(phase)
+        bodies = [self.phase_body(phase) for phase in plan.phases]
+        for phase, body in zip(plan.phases, bodies, strict=True):
             if body not in kinds:
                 kinds[body] = len(kinds)
                 label = re.sub(r"\W", "_", re.sub(r"\d+", "", phase.name.split("+")[0])).strip("_")
@@ -247,7 +259,9 @@ class _Assembler:
                         for s in sharding.segments
                     )
                     segments.append(f"const kb::SegmentInfo kSegments{n}[] = {{{seg}}};")
-                ports.append(f"const kb::PortInfo kPorts{n}[] = {{{', '.join(self.port_info(node, port, sharding) for port in node.ports)}}};")
+                ports.append(
+                    f"const kb::PortInfo kPorts{n}[] = {{{', '.join(self.port_info(node, port, sharding) for port in node.ports)}}};"
+                )
                 selects = list(node.ports).index(sharding.selects) if sharding.selects else -1
                 node_rows.append(
                     f'    {{"{node.name}", {cfg.index}, {node.layer}, {sharding.units}, {sharding.period}, {experts}, {selects}, '
@@ -263,7 +277,7 @@ class _Assembler:
             if zero:
                 step_rows.append(f"const kb::Zero kZero{p}[] = {{{zero}}};")
             phase_rows.append(
-                f'    {{"{phase.name}", {labels[kinds[self.phase_body(phase)]]}, kSteps{p}, {len(phase.steps)}, '
+                f'    {{"{phase.name}", {labels[kinds[bodies[p]]]}, kSteps{p}, {len(phase.steps)}, '
                 f"{f'kZero{p}' if zero else 'nullptr'}, {len(phase.zero)}, {'true' if phase.barrier else 'false'}}},"
             )
         return self.render(offset, functions, labels, phase_rows, step_rows, node_rows, segments, ports, zeros)
@@ -274,7 +288,9 @@ class _Assembler:
         cache = decl.axes[:1] == ("row",) and box.mode == "read"
         stride = decl.size // decl.shape[0] if cache else box.stride
         state = "true" if box.mode == "state" else "false"
-        return f"{{{self.slot(tensor)}, {DTYPE_BYTES[decl.dtype]}, {box.size}, {box.rows}, {stride}, {state}, {'true' if cache else 'false'}}}"
+        return (
+            f"{{{self.slot(tensor)}, {DTYPE_BYTES[decl.dtype]}, {box.size}, {box.rows}, {stride}, {state}, {'true' if cache else 'false'}}}"
+        )
 
     def render(self, arena: int, functions: list[tuple[int, str, str]], labels: dict[int, str], phase_rows: list[str], step_rows: list[str],
                node_rows: list[str], segments: list[str], ports: list[str], zeros: list[str]) -> str:  # fmt: skip
@@ -288,14 +304,14 @@ class _Assembler:
             f"// {len(plan.phases)} phases on {plan.blocks} blocks, {plan.all_to_alls} all-to-all dependencies, one dispatch per step.",
             "// Build: g++ -std=c++20 -O3 -march=native -Wno-psabi -fPIC -shared -pthread this.cpp -o kernel.so",
             "// Made of:",
-            *[f"//   impl{i}: {m.name} ({m.kind}) {dict(sorted(m.knobs.items())) or ''} sha256 {m.id[:16]}" for i, m in enumerate(self.impls)],
+            *[f"//   impl{i}: {m.kind} {dict(sorted(m.knobs.items())) or ''} sha256 {m.id[:16]}" for i, m in enumerate(self.impls)],
             "",
             "// ==== runtime " + "=" * 100,
             runtime_text("vec.hpp", "contract.hpp", "runtime.hpp", "program.hpp"),
         ]
         for i, m in enumerate(self.impls):
-            parts += [f"// ==== impl{i}: {m.name} " + "=" * 80, f"namespace impl{i} {{", m.source.strip(), f"}}  // namespace impl{i}", ""]
-        parts += ["// ==== plan " + "=" * 103, "namespace plan {", f'constexpr const char* kName = "{plan.name}";',
+            parts += [f"// ==== impl{i}: {m.kind} " + "=" * 80, f"namespace impl{i} {{", m.source.strip(), f"}}  // namespace impl{i}", ""]
+        parts += ["// ==== plan " + "=" * 103, "namespace plan {", f'constexpr const char* kName = "{plan.id[:16]}";',
                   f"constexpr int kBlocks = {plan.blocks}, kPhaseCount = {len(plan.phases)}, kNodeCount = {len(node_rows)}, "
                   f"kStepCount = {len(node_rows)}, kBufferCount = {len(self.buffers)}, kExternalCount = {len(self.externals)}, "
                   f"kEventCount = {len(events) * layers};",
@@ -303,8 +319,8 @@ class _Assembler:
                   f"const int kIota[] = {{{', '.join(map(str, range(most + 1)))}}};"]  # fmt: skip
         parts += [f"struct Cfg{c.index} {{  // {c.body}\n}};" for c in self.configs.values()]
         parts += [f"const int {name}[] = {{{text}}};" for text, name in self.copy_tables.items()]
-        parts += [v for k, v in self.items_tables.items() if k.startswith("//")]
-        parts += [f"const kb::Items {v}[] = {k};" for k, v in self.items_tables.items() if not k.startswith("//")]
+        parts += [f"const int {name}[] = {{{text}}};" for text, name in self.lists.items()]
+        parts += [f"const kb::Items {name}[] = {rows};" for rows, name in self.items_tables.items()]
         parts += ["}  // namespace plan", "", "// ==== phases: one function per kind, layers differ in their arguments " + "=" * 40]
         for k, _, body in functions:
             used = "e0" in body

@@ -24,6 +24,7 @@ class Implementation(Frozen):
     knobs: dict[str, Knob] = {}
     shardings: tuple[str, ...] = ("*",)
     numerics: str = ""
+    drops: tuple[str, ...] = ()  # rounding points of the definition that it skips; a plan that uses it must list them
     oracle: bool = False
     author: str = ""
 

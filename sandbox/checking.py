@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from safetensors.torch import save, save_file
 
-from sandbox.child_process import ChildProcess, Collected, RawTensor
+from sandbox.child_process import ChildProcess, Collected
 from sandbox.evaluation import CaseResult, TensorError
 from sandbox.problem import Problem
+from sandbox.raw_tensors import RawTensor
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "I32": torch.int32, "U8": torch.uint8}
 
@@ -110,6 +111,8 @@ def run_cases(child: ChildProcess, problem: Problem, prepared: Prepared, rows: i
         outcome = outcome_of(problem, case, collected)
         faults = [*tolerance.structure_faults(problem.dims, case, outcome), *tolerance.copy_faults(case, outcome)]
         faults += [f"{name}: written past its end" for name in collected.overruns]
+        if case.steps == 1 and bytes(collected.tensors["token"].data) != case.token.view(torch.uint8).numpy().tobytes():
+            faults.append("token: an input was changed")
         errors.append(tolerance.case_errors(case, outcome))
         notes.append(faults)
     return verdicts(tolerance, prepared, errors, notes)
@@ -123,7 +126,11 @@ def verdicts(tolerance: Any, prepared: Prepared, errors: list[Mapping[str, Any]]
         tensors = {}
         for name, bound in bounds.items():
             relative = sorted(e[name].relative for e in errors)
-            median = relative[len(relative) // 2] if len(relative) % 2 else 0.5 * (relative[len(relative) // 2 - 1] + relative[len(relative) // 2])
+            median = (
+                relative[len(relative) // 2]
+                if len(relative) % 2
+                else 0.5 * (relative[len(relative) // 2 - 1] + relative[len(relative) // 2])
+            )
             note = "; ".join(f for f in faults if f.startswith((name, f"state {name}")))
             worst_ok = error[name].relative <= tolerance.RMS_FACTOR * bound.worst
             median_ok = median <= tolerance.RMS_FACTOR * bound.median
@@ -132,11 +139,19 @@ def verdicts(tolerance: Any, prepared: Prepared, errors: list[Mapping[str, Any]]
                 note = (note + "; " if note else "") + f"median over seeds {median:.3g} above {tolerance.RMS_FACTOR * bound.median:.3g}"
             tensors[name] = TensorError(
                 rel_rms=finite(error[name].relative), allowed_rel_rms=tolerance.RMS_FACTOR * bound.worst,
-                max_abs=finite(error[name].element), allowed_max_abs=tolerance.ELEMENT_FACTOR * bound.element,
+                max_element=finite(error[name].element), allowed_max_element=tolerance.ELEMENT_FACTOR * bound.element,
                 ok=bool(worst_ok and median_ok and element_ok and not note), note=note,
             )  # fmt: skip
+        for fault in faults:
+            if not any(fault.startswith((name, f"state {name}")) for name in bounds):
+                tensors[fault.split(":")[0]] = broken(fault)
         results.append(CaseResult(probe=prepared.name, seed=case.seed, position=case.position, steps=case.steps, tensors=tensors))
     return results
+
+
+def broken(note: str) -> TensorError:
+    """A fault that has no size: something was written where nothing may be written."""
+    return TensorError(rel_rms=1e30, allowed_rel_rms=0.0, max_element=1e30, allowed_max_element=0.0, ok=False, note=note)
 
 
 def finite(x: float) -> float:
@@ -151,6 +166,6 @@ def explain(results: Sequence[CaseResult], limit: int = 12) -> str:
         for name, t in case.tensors.items():
             if not t.ok:
                 lines.append(f"{case.probe}: {name}: relative error {t.rel_rms:.3g} (allowed {t.allowed_rel_rms:.3g}), "
-                             f"largest element {t.max_abs:.3g} rms (allowed {t.allowed_max_abs:.3g}) {t.note}".rstrip())  # fmt: skip
+                             f"largest element {t.max_element:.3g} rms (allowed {t.allowed_max_element:.3g}) {t.note}".rstrip())  # fmt: skip
     more = f"\n... and {len(lines) - limit} more" if len(lines) > limit else ""
     return "\n".join(lines[:limit]) + more

@@ -52,6 +52,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "kb_stamps": (_I32, [_P, _P, _I32]),
     "kb_dump": (_I32, [_P, _S, _P, _U64]),
     "kb_read_pass": (_I32, [_P, _I64, _I32]),
+    "kb_error": (_S, [_P]),
     "kb_destroy": (None, [_P]),
 }
 
@@ -112,9 +113,7 @@ class Candidate:
             raise Misused(f"cpus names {len(cpus)} cpus for {threads} threads")
         places = (_I32 * len(cpus))(*cpus) if cpus is not None else None
         table, error = _table(weights), self._error
-        handle = self._library.kb_create(
-            table, len(table), threads, places, int(request["max_position"]), error, len(error)
-        )
+        handle = self._library.kb_create(table, len(table), threads, places, int(request["max_position"]), error, len(error))
         if not handle:
             raise Refused("kb_create refused: " + error.value.decode(errors="replace"))
         self._handle = int(handle)
@@ -161,10 +160,7 @@ class Candidate:
             if len(data) != target.nbytes:
                 raise Misused(f"set gives {len(data)} bytes for {name}, which has {target.nbytes}")
             ctypes.memmove(target.address, data, len(data))
-        copies = [
-            (slot.tensors[name].region.address, ctypes.addressof(slot.history[name]), size)
-            for name, size in slot.outputs.items()
-        ]
+        copies = [(slot.tensors[name].region.address, ctypes.addressof(slot.history[name]), size) for name, size in slot.outputs.items()]
         feeds = []
         for source, target_name in (request.get("feed") or {}).items():
             here, there = slot.tensors[source].region, slot.tensors[target_name].region
@@ -179,7 +175,7 @@ class Candidate:
             status = step(handle, at) if stop_after is None else until(handle, at, int(stop_after))
             spans.append(clock() - begin)
             if status != 0:
-                raise Refused(f"step {index} at position {at} returned {status}")
+                raise Refused(f"step {index} at position {at} returned {status}{self._why()}")
             for address, kept, size in copies:
                 move(kept + index * size, address, size)
             if index + 1 < steps:
@@ -225,12 +221,21 @@ class Candidate:
         library, handle = self._loaded()
         return {"count": int(library.kb_dispatches(handle))}
 
+    def _why(self) -> str:
+        """What the candidate says of its last failure, if it has a kb_error (a hang's post-mortem, say)."""
+        library, handle = self._loaded()
+        try:
+            said = library.kb_error(handle)
+        except Refused:
+            return ""
+        return ": " + said[:1000].decode(errors="replace") if said else ""
+
     def _timed(self, call: Callable[[], int], what: str) -> int:
         begin = time.monotonic_ns()
         status = call()
         span = time.monotonic_ns() - begin
         if status != 0:
-            raise Refused(f"{what} returned {status}")
+            raise Refused(f"{what} returned {status}{self._why()}")
         return span
 
     def read_pass(self, request: dict[str, Any]) -> Reply:

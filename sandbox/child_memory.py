@@ -76,9 +76,7 @@ class TensorFile:
             begin, end = entry["data_offsets"]
             if not 0 <= begin <= end <= self.size - start:
                 raise Refused(f"{path}: tensor {name} lies outside the file")
-            self.tensors[name] = Stored(
-                entry["dtype"], entry["shape"], self.address + start + begin, end - begin
-            )
+            self.tensors[name] = Stored(entry["dtype"], entry["shape"], self.address + start + begin, end - begin)
 
     def close(self) -> None:
         """Unmap; the addresses in `tensors` die."""

@@ -97,9 +97,7 @@ class ChildProcess:
         self.weights: list[Path] = []
 
     @classmethod
-    def for_library(
-        cls, walls: Walls, limits: Limits, *, library: Path, weights: Sequence[Path] = (), **options: Any
-    ) -> ChildProcess:
+    def for_library(cls, walls: Walls, limits: Limits, *, library: Path, weights: Sequence[Path] = (), **options: Any) -> ChildProcess:
         """A child for one compiled candidate; library and weights are read-only to it. Then call `load`."""
         shown = [library, *weights]
         binds = [(path, f"/data/{number}/{path.name}") for number, path in enumerate(shown)]
@@ -143,9 +141,7 @@ class ChildProcess:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
@@ -283,9 +279,7 @@ class ChildProcess:
             "feed": dict(feed or {}),
         }
         if fresh:
-            given = {
-                name: binascii.b2a_base64(value, newline=False).decode() for name, value in fresh.items()
-            }
+            given = {name: binascii.b2a_base64(value, newline=False).decode() for name, value in fresh.items()}
             fields["set"] = given
         if stop_after is not None:
             fields["stop_after"] = stop_after
@@ -315,10 +309,7 @@ class ChildProcess:
             total.update(found[f"out.{name}"].data)
         if total.hexdigest() != digest:
             raise self._wire.broken("the outputs collected are not those of the timed chain")
-        per_step = {
-            name: [found[f"out.{name}"].data[i * size : (i + 1) * size] for i in range(steps)]
-            for name, size in outputs.items()
-        }
+        per_step = {name: [found[f"out.{name}"].data[i * size : (i + 1) * size] for i in range(steps)] for name, size in outputs.items()}
         bound = {}
         for name in (*case, *outputs):
             dtype = case[name].dtype if name in case else "U8"

@@ -64,9 +64,7 @@ class Wire:
         finally:
             self.box.close()
 
-    def exchange(
-        self, do: str, timeout: float | None, fields: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], int]:
+    def exchange(self, do: str, timeout: float | None, fields: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """(reply, ns from just before the first byte is written until the last byte is read)."""
         allowed = self.box.wall_left() if timeout is None else timeout
         identity = secrets.token_hex(8)

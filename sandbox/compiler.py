@@ -74,9 +74,7 @@ def check_flags(flags: Sequence[str]) -> None:
     """Raise FlagRefused for a flag that could name files, plugins or programs, or that we do not know."""
     for flag in flags:
         if not _ALLOWED_FLAGS.fullmatch(flag):
-            raise FlagRefused(
-                f"compiler flag '{flag}' is not allowed; use optimisation, -f, -m, -W, -D flags"
-            )
+            raise FlagRefused(f"compiler flag '{flag}' is not allowed; use optimisation, -f, -m, -W, -D flags")
 
 
 @functools.cache
@@ -87,9 +85,7 @@ def find_compiler(name: str | None = None) -> Compiler:
         if path is None:
             continue
         try:
-            text = subprocess.run(
-                [path, "--version"], capture_output=True, text=True, timeout=20, check=True
-            ).stdout
+            text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
         except (OSError, subprocess.SubprocessError):
             continue
         return Compiler(path, f"{text.splitlines()[0]} [{path}] on {_cpu()}")

@@ -30,7 +30,7 @@ def usable_cpus() -> list[int]:
 def describe_environment(walls: Walls) -> Environment:
     """Facts of this machine, with the walls that stand."""
     return Environment(
-        machine=platform.machine(), cpu=cpu_name(), cores=len(usable_cpus()), arch=platform.machine(),
+        cpu=cpu_name(), cores=len(usable_cpus()), arch=platform.machine(),
         kernel=platform.release(), compiler=find_compiler().version, torch=importlib.metadata.version("torch"),
-        walls=tuple(walls.standing), missing_walls=tuple(sorted(walls.missing)),
+        walls=tuple(walls.standing), missing_walls=tuple(f"{name}: {why}" for name, why in walls.missing),
     )  # fmt: skip

@@ -53,7 +53,6 @@ class Standing(StrEnum):
 class Environment(Frozen):
     """Where it was measured: everything that may change a number."""
 
-    machine: str
     cpu: str
     cores: int
     arch: str
@@ -73,12 +72,13 @@ class Environment(Frozen):
 class TensorError(Frozen):
     """Error of one output or state tensor of one case against the reference, beside what is allowed.
 
-    `rel_rms` = |got - truth| / |truth| in the Euclidean norm; `max_abs` is the largest element error."""
+    `rel_rms` = |got - truth| / |truth| in the Euclidean norm; `max_element` is the largest element
+    error over the RMS of the true tensor."""
 
     rel_rms: float
     allowed_rel_rms: float
-    max_abs: float
-    allowed_max_abs: float
+    max_element: float
+    allowed_max_element: float
     ok: bool
     note: str = ""
 

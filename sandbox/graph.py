@@ -17,7 +17,7 @@ DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "i32": 4, "u8": 1}
 
 class TensorDecl(Frozen):
     """A tensor of the graph. `edge`: made and read inside one step; `input`, `output`: the step's ends;
-    `state`: lives on between steps. The sharded axis of a tensor always leads, so every box is one interval."""
+    `state`: lives on between steps. The sharded axis of a tensor leads, so a box is one interval (a window's: one per tap)."""
 
     name: str
     axes: tuple[str, ...]
@@ -150,10 +150,12 @@ class StageGraph(Frozen):
         """Tensor -> name of the node that makes it."""
         return {t: n.name for n in self.nodes for t in n.outputs.values()}
 
-    def digraph(self) -> nx.DiGraph:
-        """The networkx view: nodes carry bytes and flops, edges the tensor and its bytes. State order counts too:
-        a node that reads a state another node writes in the same step comes before or after it by list order."""
-        g = nx.DiGraph()
+    def digraph(self) -> nx.DiGraph[str]:
+        """The networkx view: nodes carry bytes and flops, edges the tensor and its bytes.
+
+        States make no edges: a node that reads a state which another node changes in the same step takes its place from
+        the order of `nodes`, and the legality checker holds plans to it."""
+        g: nx.DiGraph[str] = nx.DiGraph()
         for node in self.nodes:
             g.add_node(node.name, kind=node.kind, layer=node.layer, bytes=node.bytes, flops=node.flops)
         for node in self.nodes:

@@ -93,9 +93,7 @@ class Box:
                 raise BoxError(f"cannot show {source} as {inside}: it must exist, and {inside} be absolute")
         binds = tuple((source.resolve(), inside) for source, inside in readonly)
         self.notes: list[str] = []
-        self._folder = PrivateFolder(
-            scratch or default_root(in_memory=walls.cgroups.memory is not None), self._wants_uid(binds)
-        )
+        self._folder = PrivateFolder(scratch or default_root(in_memory=walls.cgroups.memory is not None), self._wants_uid(binds))
         self._cgroup: Cgroup | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._started = self._ended = 0.0
@@ -114,9 +112,7 @@ class Box:
         try:
             if walls.cgroups.memory or walls.cgroups.pids:
                 # sh, bwrap and its pid 1 count too, but only for the moment
-                self._cgroup = Cgroup(
-                    walls.cgroups, self._folder.path.name, limits.memory_bytes, limits.processes + 2
-                )
+                self._cgroup = Cgroup(walls.cgroups, self._folder.path.name, limits.memory_bytes, limits.processes + 2)
                 self._folder.note_groups(self._cgroup.folders)
         except OSError as error:
             self._folder.close()
@@ -267,10 +263,7 @@ class Box:
         """Run a command to its end or to a limit."""
         process = self.popen(command)
         assert process.stdout is not None and process.stderr is not None
-        pumps = [
-            Pump(pipe.fileno(), self.limits.output_bytes, lambda: self.kill("output"))
-            for pipe in (process.stdout, process.stderr)
-        ]
+        pumps = [Pump(pipe.fileno(), self.limits.output_bytes, lambda: self.kill("output")) for pipe in (process.stdout, process.stderr)]
         if not self.wait():
             self.kill("wall")
         self.kill()  # whatever the command left behind
@@ -352,9 +345,7 @@ class Box:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 

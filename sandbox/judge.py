@@ -116,6 +116,10 @@ class Judge:
             seconds.append(took)
         return child
 
+    def open_compiled(self, candidate: Candidate, problem: Problem, limits: JudgeLimits) -> ChildProcess:
+        """Compile (or find) and open a candidate."""
+        return self.open_candidate(candidate, self.compile(candidate).path, problem, limits)
+
     def open_rival(self, name: str, problem: Problem, limits: JudgeLimits) -> ChildProcess:
         """A started and loaded child for one of the problem's PyTorch implementations, with as many threads."""
         known = problem.settings["baselines"]
@@ -246,9 +250,15 @@ class _Run:
                     child.run_chain("check", steps=1, position=last.position)
                     ns = child.call("stamps")["ns"]  # of the blocks' own work: waking them up is not the stage's cost
                     samples.append(max(ns[i + 1] - ns[i] for i in range(0, len(ns), 3)) / 1e9)
+                self.cases.append(StageCase(self.problem, weights, node, self.problem.context).judge(child, self.rows, self.limits.step_s))
+                if not self.cases[-1].ok:
+                    self.fail(Status.CHEATING, "right when checked, wrong after it was timed:\n" + explain(self.cases))
+                    return
                 median = statistics.median(samples)
                 low, high = sorted(samples)[len(samples) // 10], sorted(samples)[-1 - len(samples) // 10]
-                step = Interval(median=median, low=low, high=high, pairs=len(samples), of="seconds of the slowest block, cold caches, 10-90 % of calls")
+                step = Interval(
+                    median=median, low=low, high=high, pairs=len(samples), of="seconds of the slowest block, cold caches, 10-90 % of calls"
+                )
                 self.times = Times(step_seconds=step, clock="child, estimate: for the phase model, never for admission")
             self.saw(child)
 
@@ -269,36 +279,50 @@ class _Run:
         if not all(c.ok for c in self.cases):
             self.status, self.log = Status.WRONG, explain(self.cases)
             return
-        allowed = self.problem.settings.get("max_dispatches")
-        if allowed is not None and (self.dispatches or 0.0) > allowed:
-            self.status, self.log = Status.RULE_BROKEN, f"{self.dispatches} dispatches per step; the problem allows {allowed}"
+        if self.too_many_dispatches():
             return
         self.status, self.log = Status.PASSED, ""
         if self.limits.timed:
             self.time_solution()
 
+    def too_many_dispatches(self) -> bool:
+        """The gate on launches: what the runtime counted against what the problem allows."""
+        allowed = self.problem.settings.get("max_dispatches")
+        over = allowed is not None and (self.dispatches or 0.0) > allowed
+        if over:
+            self.fail(Status.RULE_BROKEN, f"{self.dispatches} dispatches per step; the problem allows {allowed}")
+        return over
+
     def time_solution(self) -> None:
         place, problem, limits = self.place, self.problem, self.limits
-        rivals = [Rival(name, functools.partial(place.open_rival, name, problem, limits)) for name in limits.rivals]
+        settings = problem.settings["baselines"]
+        rivals = [Rival(name, functools.partial(place.open_rival, name, problem, limits), settings.get(name, {}).get("chain"))
+                  for name in limits.rivals]  # fmt: skip
         for name, other in self.incumbents.items():
-            library = place.compile(other).path
-            rivals.append(Rival(name, functools.partial(place.open_candidate, other, library, problem, limits)))
+            rivals.append(Rival(name, functools.partial(place.open_compiled, other, problem, limits)))
         measured = measure(problem, self.open, rivals, limits.effort, limits.step_s, self.rows)
         weights = place.weights(problem)
         for number, (case, steps, collected) in enumerate(measured.chains):
             # One chain to its end, of the others a share: the truth costs more than the candidate.
-            fault = verify_chain(problem, weights, case, steps if number == 0 else min(steps, VERIFIED_STEPS), collected)
+            length = steps if number == 0 else min(steps, VERIFIED_STEPS)
+            fault = verify_chain(problem, weights, case, length, collected)
             if fault:
                 self.fail(Status.CHEATING, f"right when checked, wrong when timed: {fault}")
                 return
+        self.dispatches = max(self.dispatches or 0.0, *measured.dispatches)
+        if self.too_many_dispatches():
+            return
         with contextlib.closing(self.open()) as child:
             phases, share = self.inspect(child)
             self.saw(child)
         self.times = Times(step_seconds=measured.step_interval(), vs=measured.speedups(), read_pass_share=share, phases=phases)
-        self.standing = self.settle(measured)
+        self.standing = self.settle(measured, share)
 
-    def settle(self, measured: Measured) -> Standing:
-        """Confirmed only if measured over five process pairs and the slope agrees with the mean."""
+    def settle(self, measured: Measured, share: Interval | None) -> Standing:
+        """Confirmed only if measured over five process pairs, the slope agrees with the mean, and no byte bound is beaten."""
+        if share is not None and share.low > 1.0:
+            self.log = f"quarantined: a step takes less time than reading its bytes once ({share.median:.2f} of it)"
+            return Standing.QUARANTINED
         gap = measured.slope_gap()
         if gap > SLOPE_GAP:
             self.log = f"quarantined: the slope over chain lengths lies {gap:.0%} above the mean step time (allowed {SLOPE_GAP:.0%})"
@@ -325,4 +349,3 @@ class _Run:
                       bytes=int(described["phases"][p]["page_bytes"]))
             for p, name in enumerate(names)
         ), share  # fmt: skip
-

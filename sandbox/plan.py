@@ -102,6 +102,8 @@ class Plan(Frozen):
     def all_to_alls(self) -> int:
         """Grid-wide dependencies inside the launch: every barrier but one that ends the launch, and every event that all
         blocks wait for. The end of the launch orders the rest."""
-        barriers = sum(p.barrier for p in self.phases[:-1])
-        events = {w.event for _, s in self.steps() if s.replicated for w in s.waits}
-        return barriers + len(events)
+        waiting: dict[str, set[int]] = {}
+        for _, step in self.steps():
+            for wait in step.waits:
+                waiting.setdefault(wait.event, set()).update(range(self.blocks) if step.replicated else step.owner)
+        return sum(p.barrier for p in self.phases[:-1]) + sum(len(blocks) == self.blocks for blocks in waiting.values())

@@ -39,9 +39,7 @@ def _prepare_root(root: Path) -> None:
         root.mkdir(mode=0o711, parents=True, exist_ok=True)
         status = root.lstat()
     except OSError as error:
-        raise BoxError(
-            f"cannot make the folder for boxes {root}: {error}; free some space or set it"
-        ) from error
+        raise BoxError(f"cannot make the folder for boxes {root}: {error}; free some space or set it") from error
     if not root.is_dir() or root.is_symlink() or status.st_uid != os.geteuid():
         raise BoxError(f"{root} is not a folder of this user; remove it, or pass another scratch folder")
 
@@ -80,9 +78,7 @@ def _remove_tree(path: Path) -> None:
     except (OSError, RecursionError):
         # modes without rights, or nesting deeper than Python likes
         subprocess.run(["/bin/chmod", "-R", "u+rwx", str(path)], stderr=subprocess.DEVNULL, check=False)
-        subprocess.run(
-            ["/bin/rm", "-rf", "--one-file-system", str(path)], stderr=subprocess.DEVNULL, check=False
-        )
+        subprocess.run(["/bin/rm", "-rf", "--one-file-system", str(path)], stderr=subprocess.DEVNULL, check=False)
 
 
 def sweep(root: Path) -> int:

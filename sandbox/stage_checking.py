@@ -1,7 +1,7 @@
 """Correctness of one stage alone: inputs as the reference has them at that point, outputs against the reference there.
 
 The yardstick is an honest bf16 stage: the reference on inputs rounded to bf16, its outputs rounded to bf16. A candidate may
-be wrong by twice its error (relative RMS) and eight times its largest element, as for a whole problem.
+be wrong by the same factors as a whole problem (RMS_FACTOR and ELEMENT_FACTOR of the problem's tolerance module).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from sandbox.checking import cache_pads, finite, to_tensor
+from sandbox.checking import broken, cache_pads, finite, to_tensor
 from sandbox.child_process import ChildProcess
 from sandbox.evaluation import CaseResult, TensorError
 from sandbox.graph import Node
@@ -87,10 +87,12 @@ class StageCase:
             error = tolerance.tensor_error(self.fresh(name, want), self.fresh(name, actual))
             rms, element = self.allowed[name]
             ok = error.relative <= rms and error.element <= element and not note
-            results[name] = TensorError(rel_rms=finite(error.relative), allowed_rel_rms=rms, max_abs=finite(error.element),
-                                        allowed_max_abs=element, ok=bool(ok), note=note)  # fmt: skip
+            results[name] = TensorError(rel_rms=finite(error.relative), allowed_rel_rms=rms, max_element=finite(error.element),
+                                        allowed_max_element=element, ok=bool(ok), note=note)  # fmt: skip
         for name, before in self.state.items():
             if name not in self.expected and not torch.equal(got[name][: before.shape[0]], before):
-                results[name] = TensorError(rel_rms=1e30, allowed_rel_rms=0.0, max_abs=1e30, allowed_max_abs=0.0, ok=False,
-                                            note="a state this stage only reads has changed")  # fmt: skip
+                results[name] = broken("a state this stage only reads has changed")
+        for name, before in self.inputs.items():
+            if name in collected.overruns or not torch.equal(to_tensor(collected.tensors[name], before.dtype, before.shape), before):
+                results[name] = broken("an input was changed, or written past its end")
         return CaseResult(probe="stage", seed=self.seed, position=self.position, steps=1, tensors=results)

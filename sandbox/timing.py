@@ -13,16 +13,18 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from sandbox.checking import cache_pads, case_file
+from sandbox.box_errors import BoxError, ChildError, CompileFailed, CompileLimit
+from sandbox.checking import cache_pads, case_file, to_tensor
 from sandbox.child_process import ChildProcess, Collected
 from sandbox.evaluation import Interval
 from sandbox.intervals import interval, ratios
 from sandbox.problem import Problem
 
+T = TypeVar("T")
 SETTLE_S = 0.02  # between two timed chains: the other side's threads go to sleep
 SLOPE_GAP = 0.10
 
@@ -36,16 +38,17 @@ class Effort:
     short: int = 12
     long: int = 40
     spread: int = 8
-    rival_steps: int = 3
     read_pairs: int = 40
 
 
 @dataclass
 class Rival:
-    """Something the candidate is paired with: `open` starts a loaded child for it."""
+    """Something the candidate is paired with: `open` starts a loaded child for it. Its chains are as long as the candidate's,
+    so that what a chain costs once weighs the same, or `steps` long where a step takes so long that this does not matter."""
 
     name: str
     open: Callable[[], ChildProcess]
+    steps: int | None = None
 
 
 @dataclass
@@ -57,6 +60,7 @@ class Measured:
     short: list[tuple[int, float]] = field(default_factory=list)
     long: list[tuple[int, float]] = field(default_factory=list)
     chains: list[tuple[Any, int, Collected]] = field(default_factory=list)  # one verified chain a process
+    dispatches: list[float] = field(default_factory=list)  # per step on the timed path, one count a process
 
     def step_interval(self) -> Interval:
         """Seconds per step."""
@@ -98,6 +102,14 @@ class _Start:
     state: Mapping[str, torch.Tensor]
 
 
+def _as_ours(act: Callable[[], T]) -> T:
+    """A rival's failure is the judge's trouble, never the candidate's status."""
+    try:
+        return act()
+    except (ChildError, CompileFailed, CompileLimit) as error:
+        raise BoxError(f"a rival failed, so there is nothing to compare with: {error}") from error
+
+
 def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals: Sequence[Rival], effort: Effort, timeout: float,
             rows: int) -> Measured:  # fmt: skip
     """Fresh processes, `effort.pairs` interleaved rounds in each; the order of a round alternates."""
@@ -105,36 +117,40 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
     for _ in range(effort.processes):
         with contextlib.ExitStack() as stack:
             child = stack.enter_context(contextlib.closing(open_candidate()))
-            others = [(r.name, stack.enter_context(contextlib.closing(r.open()))) for r in rivals]
+            others = [(r, stack.enter_context(contextlib.closing(_as_ours(r.open)))) for r in rivals]
             own: list[float] = []
             paired: dict[str, list[tuple[float, float]]] = {r.name: [] for r in rivals}
             one_chain(child, problem, 2, rows, timeout)  # first touch of fresh memory is not the step
             for _, other in others:
-                one_chain(other, problem, 1, rows, timeout)
+                _as_ours(lambda other=other: one_chain(other, problem, 1, rows, timeout))  # type: ignore[misc]
+            before, steps = int(child.call("dispatches")["count"]), 0
             keep = secrets.randbelow(effort.pairs)
             for round_ in range(effort.pairs):
                 lengths = (effort.short + secrets.randbelow(effort.spread + 1), effort.long + secrets.randbelow(effort.spread + 1))
                 assert problem.context + max(lengths) <= rows
                 theirs: dict[str, float] = {}
                 mine = 0.0
-                turns = ["candidate", *(n for n, _ in others)]
+                turns = [None, *others]
                 for turn in turns if round_ % 2 == 0 else reversed(turns):
-                    if turn == "candidate":
+                    if turn is None:
                         short, _ = one_chain(child, problem, lengths[0], rows, timeout)
                         long, case = one_chain(child, problem, lengths[1], rows, timeout)
                         out.short.append((lengths[0], short))
                         out.long.append((lengths[1], long))
                         mine = long / lengths[1]
+                        steps += sum(lengths)
                         if round_ == keep:
                             out.chains.append((case, lengths[1], child.collect("timed")))
                     else:
-                        other = dict(others)[turn]
-                        seconds, _ = one_chain(other, problem, effort.rival_steps, rows, timeout)
-                        theirs[turn] = seconds / effort.rival_steps
+                        rival, other = turn
+                        length = rival.steps or lengths[1]
+                        seconds, _ = _as_ours(lambda: one_chain(other, problem, length, rows, timeout))  # noqa: B023
+                        theirs[rival.name] = seconds / length
                 own.append(mine)
                 for name, seconds in theirs.items():
                     paired[name].append((mine, seconds))
             out.own.append(own)
+            out.dispatches.append((int(child.call("dispatches")["count"]) - before) / steps)
             for name, group in paired.items():
                 out.pairs[name].append(group)
     return out
@@ -163,6 +179,17 @@ def verify_chain(problem: Problem, weights: Mapping[str, torch.Tensor], case: An
         token = got
         if not bool(torch.isfinite(got).all()):
             return f"step {i} of a timed chain has outputs that are not finite"
+    # The first block's state depends on no routing, so it must be right whatever the experts did.
+    for name, exact_state in states[0].items():
+        if name.startswith("blocks.0.") and steps == len(collected.outputs["hidden"]):
+            got_state = to_tensor(collected.tensors[name], case.state[name].dtype, (-1, *case.state[name].shape[1:]))
+            rows = slice(0, exact_state.shape[0])
+            mine = tolerance.tensor_error(exact_state, got_state[rows]).relative
+            allowed = tolerance.RMS_FACTOR * max(
+                tolerance.tensor_error(exact_state, states[1][name][rows]).relative, tolerance.FLOORS["bf16"]
+            )
+            if not mine <= allowed:
+                return f"{name} after a timed chain of {steps} steps has a relative error of {mine:.3g}; allowed {allowed:.3g}"
     if not own:
         return ""
     median, worst = tolerance.RMS_FACTOR * statistics.median(honest), 2 * tolerance.RMS_FACTOR * max(honest)

@@ -108,18 +108,14 @@ def _shown(output: str) -> str:
 def _probe_enclosure(argv: list[str], pass_fds: tuple[int, ...] = (), user: bool = True) -> str | None:
     """None if the prefix gives other namespaces than ours and a read-only system; else why not."""
     names = [n for n in _NAMESPACES if n != "user" or user]
-    script = (
-        f"for n in {' '.join(names)}; do readlink /proc/self/ns/$n; done; (: > /usr/x) 2>/dev/null && echo rw"
-    )
+    script = f"for n in {' '.join(names)}; do readlink /proc/self/ns/$n; done; (: > /usr/x) 2>/dev/null && echo rw"
     code, output = _run([*argv, "/bin/sh", "-c", script + "; echo end"], pass_fds)
     lines = output.split()
     if code != 0 or lines[-1:] != ["end"]:
         return _shown(output)
     if "rw" in lines:
         return "the system folder is writable inside"
-    shared = [
-        n for n, link in zip(names, lines, strict=False) if link == str(Path(f"/proc/self/ns/{n}").readlink())
-    ]
+    shared = [n for n, link in zip(names, lines, strict=False) if link == str(Path(f"/proc/self/ns/{n}").readlink())]
     return f"namespaces not separate: {', '.join(shared)}" if shared else None
 
 
@@ -156,9 +152,7 @@ def _seccomp() -> str | None:
         with _folders() as folder:
             box = enclosure.Enclosure(Path(folder) / "box", Path(folder) / "in")
             argv = enclosure.bwrap_argv(path, box, fd)
-            script = (
-                "grep -q '^Seccomp:.2' /proc/self/status && ! unshare --user true 2>/dev/null && echo end"
-            )
+            script = "grep -q '^Seccomp:.2' /proc/self/status && ! unshare --user true 2>/dev/null && echo end"
             code, output = _run([*argv, "/bin/sh", "-c", script], (fd,))
     finally:
         os.close(fd)

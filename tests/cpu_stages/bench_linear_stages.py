@@ -1,6 +1,6 @@
 """Throughput of the quantised-linear stages against the read pass over the same bytes (run by hand, not by pytest).
 
-    python -m tests.cpu_stages.bench_linear_stages [--megabytes 256] [--rounds 9] [--threads 1 2] [--only NAME]
+python -m tests.cpu_stages.bench_linear_stages [--megabytes 256] [--rounds 9] [--threads 1 2] [--only NAME]
 """
 
 from __future__ import annotations

@@ -58,24 +58,53 @@ def _residual(kind: str, c: int, token: bool, bench: bool = False) -> Case:
     h_in = Port("h_in", "read", c, ctype="kb::bf16" if token else "float")
     if kind == "emit":
         return Case(f"emit-{c}", kind, (("C", c), ("NY", len(ys))), (h_in, *ys, Port("hidden", "own", c, ctype="kb::bf16")), bench=bench)
-    return Case(f"add_norm-{c}", kind, (("C", c), ("NY", len(ys))), (h_in, *ys, Port("h", "own", c), Port("x", "own", c)), units=1,
-                segment=(1, c, 0, 1, 0, 0, c, 0), weight_size=c, unit_floats=c, bench=bench)
+    return Case(
+        f"add_norm-{c}",
+        kind,
+        (("C", c), ("NY", len(ys))),
+        (h_in, *ys, Port("h", "own", c), Port("x", "own", c)),
+        units=1,
+        segment=(1, c, 0, 1, 0, 0, c, 0),
+        weight_size=c,
+        unit_floats=c,
+        bench=bench,
+    )
 
 
 def _linear(k: int, n: int, per: int, copies: int = 1, bench: bool = False) -> Case:
     x = Port("x", "sum" if copies > 1 else "read", k, copies=copies)
     # B16 counts outputs in n: `n` rows of the matrix from n0
-    return Case(f"linear_bf16-{k}x{n}-{per}", "linear_bf16", (("K", k), ("N", per)), (x, Port("y", "own", n, 0 if per == n else per)),
-                items=n // per, units=n // per, period=n // per, segment=(n, k, 0, k, 0, 0, per, per), weight_size=n * k,
-                unit_floats=per * k, bench=bench)
+    return Case(
+        f"linear_bf16-{k}x{n}-{per}",
+        "linear_bf16",
+        (("K", k), ("N", per)),
+        (x, Port("y", "own", n, 0 if per == n else per)),
+        items=n // per,
+        units=n // per,
+        period=n // per,
+        segment=(n, k, 0, k, 0, 0, per, per),
+        weight_size=n * k,
+        unit_floats=per * k,
+        bench=bench,
+    )
 
 
 def _conv(heads: int, bench: bool = False) -> Case:
     d, ch = 128, heads * 128
     windows = tuple(Port(w, "state", 3 * ch, d, "kb::bf16", rows=3, stride=ch) for w in ("cq", "ck", "cv"))
-    return Case(f"short_conv-{heads}", "short_conv", (("D", d), ("CH", ch)),
-                (Port("y", "read", 4 * ch, 4 * d), Port("qkv", "own", 3 * ch, 3 * d), *windows), items=heads, units=heads, period=heads,
-                segment=(3, ch * 4, 0, 1, 0, 0, d, d), weight_size=12 * ch, unit_floats=12 * d, bench=bench)
+    return Case(
+        f"short_conv-{heads}",
+        "short_conv",
+        (("D", d), ("CH", ch)),
+        (Port("y", "read", 4 * ch, 4 * d), Port("qkv", "own", 3 * ch, 3 * d), *windows),
+        items=heads,
+        units=heads,
+        period=heads,
+        segment=(3, ch * 4, 0, 1, 0, 0, d, d),
+        weight_size=12 * ch,
+        unit_floats=12 * d,
+        bench=bench,
+    )
 
 
 def _kda(heads: int, bench: bool = False) -> Case:
@@ -99,8 +128,12 @@ def _rope(kind: str, lora: int, positions: tuple[int, ...], bench: bool = False)
     if kind == "rope":
         ports: tuple[Port, ...] = (Port("kva", "read", lora + 64), Port("latent", "own", lora), Port("kr", "own", 64))
     else:
-        ports = (Port("latent", "read", lora), Port("kr", "read", 64),
-                 Port("c_kv", "state", lora, ctype="kb::bf16"), Port("k_rope", "state", 64, ctype="kb::bf16"))
+        ports = (
+            Port("latent", "read", lora),
+            Port("kr", "read", 64),
+            Port("c_kv", "state", lora, ctype="kb::bf16"),
+            Port("k_rope", "state", 64, ctype="kb::bf16"),
+        )
     return Case(f"{kind}-{lora}", kind, dims, ports, positions=positions, bench=bench)
 
 
@@ -197,7 +230,7 @@ def expected(case: Case, inputs: dict[str, Array], position: int) -> dict[str, A
         s = s + k[..., None] * delta[:, None]
         return {"S": s.reshape(-1), "o": np.einsum("hkv,hk->hv", s, q * d**-0.5).reshape(-1)}
     if case.kind == "rope":
-        return {"latent": v["kva"][: case["LORA"]], "kr": _turn(v["kva"][case["LORA"]:], position)}
+        return {"latent": v["kva"][: case["LORA"]], "kr": _turn(v["kva"][case["LORA"] :], position)}
     if case.kind == "append":
         return {"c_kv": to_bf16(inputs["latent"]), "k_rope": to_bf16(inputs["kr"])}
     if case.kind == "attend":

@@ -64,8 +64,10 @@ def config_text(case: Case, index: int) -> str:
     lines = [f"static constexpr int {k} = {v};" for k, v in constants.items()]
     lines += [f"static constexpr bool WHOLE_{p.name.upper()} = {'false' if p.box else 'true'};" for p in case.ports]
     writes = [f"t_{p.name}.write(a.out);" for p in case.ports if p.mode in ("own", "state")]
-    weight = [f"drive::Array<std::byte> raw({case.weight_size * 2 + 1});",
-              f"if (std::fread(raw.p + 1, 2, {case.weight_size}, a.in) != {case.weight_size}) std::exit(3);"]  # an odd address
+    weight = [
+        f"drive::Array<std::byte> raw({case.weight_size * 2 + 1});",
+        f"if (std::fread(raw.p + 1, 2, {case.weight_size}, a.in) != {case.weight_size}) std::exit(3);",
+    ]  # an odd address
     return f"""
 namespace case{index} {{
 struct Cfg {{
@@ -77,9 +79,9 @@ template <class Impl> void run(const drive::Arguments& a) {{
     {" ".join(weight) if case.units else "drive::Array<std::byte> raw(1);"}
     const kb::bf16* w = reinterpret_cast<const kb::bf16*>(raw.p + 1);
     drive::stage<Impl>(a, {case.items}, {max(case.units, 1)}, kb::Canonical{{nullptr, nullptr, nullptr, w}},
-                    kb::Segment{{{', '.join(map(str, case.segment))}}}, {case.period}, {case.unit_floats},
-                    {{{', '.join(f"{{reinterpret_cast<std::byte*>(t_{p.name}.p), t_{p.name}.n * sizeof *t_{p.name}.p}}" for p in case.ports if p.mode == "state")}}},
-                    [&]([[maybe_unused]] int item) {{ return Cfg::Ports{{{', '.join(views)}}}; }});
+                    kb::Segment{{{", ".join(map(str, case.segment))}}}, {case.period}, {case.unit_floats},
+                    {{{", ".join(f"{{reinterpret_cast<std::byte*>(t_{p.name}.p), t_{p.name}.n * sizeof *t_{p.name}.p}}" for p in case.ports if p.mode == "state")}}},
+                    [&]([[maybe_unused]] int item) {{ return Cfg::Ports{{{", ".join(views)}}}; }});
     {" ".join(writes)}
 }}
 }}"""
@@ -99,8 +101,10 @@ def program() -> str:
         for i, case in enumerate(CASES)
         for j, space in enumerate(("vec", "scalar"))
     )
-    parts.append(f"int main(int argc, char** argv) {{ const auto a = drive::arguments(argc, argv);\n"
-                 f"switch (std::atoi(argv[1])) {{\n{calls}default: return 2; }}\nreturn std::fclose(a.out); }}")
+    parts.append(
+        f"int main(int argc, char** argv) {{ const auto a = drive::arguments(argc, argv);\n"
+        f"switch (std::atoi(argv[1])) {{\n{calls}default: return 2; }}\nreturn std::fclose(a.out); }}"
+    )
     return "\n".join(parts)
 
 
@@ -119,35 +123,61 @@ def driver(march: str) -> tuple[str, ...]:
     (folder / "driver.cpp").write_text(program())
     flags = ["-DKB_CHECKED"] if march.endswith("-checked") else []
     flags += [] if arm else [f"-march={base}"]
-    command = [ARM_COMPILER if arm else "g++", "-std=c++20", "-O3", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-pthread", *flags,
-               f"-I{HERE}", f"-I{ROOT / 'sandbox/stage_runtime/cpu'}", str(folder / "driver.cpp"), "-o", str(folder / "driver")]
+    command = [
+        ARM_COMPILER if arm else "g++",
+        "-std=c++20",
+        "-O3",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-psabi",
+        "-pthread",
+        *flags,
+        f"-I{HERE}",
+        f"-I{ROOT / 'sandbox/stage_runtime/cpu'}",
+        str(folder / "driver.cpp"),
+        "-o",
+        str(folder / "driver"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[:6000]
     run = (str(folder / "driver"),)
     return (ARM_RUNNER, "-L", "/usr/aarch64-linux-gnu", *run) if arm else run
 
 
-def run_case(command: tuple[str, ...], case: Case, scalar: bool, position: int, inputs: dict[str, Array], writer: bool = True,
-             extra: tuple[str, ...] = ()) -> tuple[dict[str, Array], str]:
+def run_case(
+    command: tuple[str, ...],
+    case: Case,
+    scalar: bool,
+    position: int,
+    inputs: dict[str, Array],
+    writer: bool = True,
+    extra: tuple[str, ...] = (),
+) -> tuple[dict[str, Array], str]:
     """Outputs and changed states by port, and `unpacked` weights; and what the driver printed."""
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder) / "in", Path(folder) / "out"
         names = [p.name for p in case.ports if p.mode in ("read", "sum", "state")] + (["weight"] if case.units else [])
         source.write_bytes(b"".join(np.ascontiguousarray(inputs[n]).tobytes() for n in names))
         number = str(2 * CASES.index(case) + int(scalar))
-        done = subprocess.run([*command, number, str(position), str(int(writer)), str(source), str(result), *extra],
-                              capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [*command, number, str(position), str(int(writer)), str(source), str(result), *extra],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, f"{case.name} ended with {done.returncode}: {done.stderr}"
         raw = result.read_bytes()
     made: dict[str, Array] = {}
     if case.units:
         count = case.unit_floats * case.units
         made["unpacked"] = np.frombuffer(raw, np.float32, count)
-        raw = raw[4 * count:]
+        raw = raw[4 * count :]
     for port in case.ports:
         if port.mode in ("own", "state"):
             made[port.name] = np.frombuffer(raw, port.numpy_type, port.size)
-            raw = raw[made[port.name].nbytes:]
+            raw = raw[made[port.name].nbytes :]
     assert not raw
     return made, done.stdout
 
@@ -245,10 +275,15 @@ def measure() -> None:
             for scalar in (False, True):
                 check(case, run_case(driver(march), case, scalar, case.positions[-1], inputs)[0], want, scalar)
             errors = " ".join(f"{name} {error:.1e}" for (which, scalar, name), error in ERRORS.items() if which == case.name and not scalar)
-            times = [run_case(driver(march), case, scalar, case.positions[-1], inputs, extra=(repeats, cold))[1].split()
-                     for scalar, repeats, cold in ((False, "40", "0"), (False, "15", "1"), (True, "3", "0"))]
-            print(f"{march:10} {case.name:24} warm {times[0][0]:>9} (least {times[0][1]}) cold {times[1][0]:>9} (least {times[1][1]})"
-                  f"  scalar {times[2][0]:>9} us  errors {errors}", flush=True)
+            times = [
+                run_case(driver(march), case, scalar, case.positions[-1], inputs, extra=(repeats, cold))[1].split()
+                for scalar, repeats, cold in ((False, "40", "0"), (False, "15", "1"), (True, "3", "0"))
+            ]
+            print(
+                f"{march:10} {case.name:24} warm {times[0][0]:>9} (least {times[0][1]}) cold {times[1][0]:>9} (least {times[1][1]})"
+                f"  scalar {times[2][0]:>9} us  errors {errors}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -28,8 +28,7 @@ class FaultyMath(NodeMath):
         made = self.true_run(spec, inputs, state, position)
         return self.fault(self, spec, inputs, state, position, dict(made))
 
-    def true_run(self, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor],
-                 position: int) -> Edges:
+    def true_run(self, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor], position: int) -> Edges:
         return super().run(spec, inputs, state, position)
 
 
@@ -41,11 +40,14 @@ def faulty(dims: Dims, weights: Mapping[str, Tensor], fault: Fault) -> Truth:
     return truth
 
 
-def _edges(kind: str, change: Callable[[FaultyMath, Edges, Mapping[str, Tensor], int], Edges],
-           layers: tuple[int, ...] | None = None) -> Fault:
+def _edges(
+    kind: str, change: Callable[[FaultyMath, Edges, Mapping[str, Tensor], int], Edges], layers: tuple[int, ...] | None = None
+) -> Fault:
     """A fault of one kind of node that needs no state: local results and inputs in, changed results out."""
-    def fault(math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor],
-              position: int, made: Edges) -> Edges:
+
+    def fault(
+        math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor], position: int, made: Edges
+    ) -> Edges:
         if spec.kind != kind or (layers is not None and spec.layer not in layers):
             return made
         own = f"L{spec.layer}."
@@ -62,28 +64,30 @@ def attention_zero(layer: int) -> Fault:
     return _edges("o_proj", lambda m, made, inputs, p: {"y": torch.zeros_like(made["y"])}, (layer,))
 
 
-def conv_skipped(math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor],
-                 position: int, made: Edges) -> Edges:
+def conv_skipped(
+    math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor], position: int, made: Edges
+) -> Edges:
     """SiLU of the projections, without the convolution."""
     if spec.kind == "conv":
         made[f"L{spec.layer}.qkv"] = functional.silu(inputs[f"L{spec.layer}.qkvg"][:, :3])
     return made
 
 
-def conv_sees_only_new(math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor],
-                       position: int, made: Edges) -> Edges:
+def conv_sees_only_new(
+    math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor], position: int, made: Edges
+) -> Edges:
     """The convolution over an empty window."""
     if spec.kind == "conv":
-        empty = {**state, **{f"blocks.{spec.layer}.{w}": torch.zeros_like(state[f"blocks.{spec.layer}.{w}"])
-                             for w in WINDOWS}}
+        empty = {**state, **{f"blocks.{spec.layer}.{w}": torch.zeros_like(state[f"blocks.{spec.layer}.{w}"]) for w in WINDOWS}}
         name = f"L{spec.layer}.qkv"
         made[name] = math.true_run(spec, inputs, empty, position)[name]
     return made
 
 
 def window_not_shifted(window: str) -> Fault:
-    def fault(math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor],
-              position: int, made: Edges) -> Edges:
+    def fault(
+        math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor], position: int, made: Edges
+    ) -> Edges:
         if spec.kind == "conv":
             name = f"blocks.{spec.layer}.{window}"
             made[name] = torch.cat((state[name][:-1].double(), made[name][-1:]))
@@ -94,10 +98,12 @@ def window_not_shifted(window: str) -> Fault:
 
 def stale_state_output(layers: tuple[int, ...]) -> Fault:
     """S is updated, but o is read from the S before the step."""
-    def fault(math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor],
-              position: int, made: Edges) -> Edges:
+
+    def fault(
+        math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor], position: int, made: Edges
+    ) -> Edges:
         if spec.kind == "kda_state" and spec.layer in layers:
-            q = inputs[f"L{spec.layer}.qkv"][:, 0] * math.dims.head_dim ** -0.5
+            q = inputs[f"L{spec.layer}.qkv"][:, 0] * math.dims.head_dim**-0.5
             made[f"L{spec.layer}.o"] = torch.einsum("hkv,hk->hv", state[f"blocks.{spec.layer}.S"].double(), q)
         return made
 
@@ -105,8 +111,9 @@ def stale_state_output(layers: tuple[int, ...]) -> Fault:
 
 
 def state_not_written(layers: tuple[int, ...]) -> Fault:
-    def fault(math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor],
-              position: int, made: Edges) -> Edges:
+    def fault(
+        math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor], position: int, made: Edges
+    ) -> Edges:
         if spec.kind == "kda_state" and spec.layer in layers:
             made[f"blocks.{spec.layer}.S"] = state[f"blocks.{spec.layer}.S"]
         return made
@@ -116,8 +123,10 @@ def state_not_written(layers: tuple[int, ...]) -> Fault:
 
 def _kda_with(change: Callable[[Edges], Edges]) -> Fault:
     """The KDA update run on changed inputs (qkvg, qkv, beta)."""
-    def fault(math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor],
-              position: int, made: Edges) -> Edges:
+
+    def fault(
+        math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor], position: int, made: Edges
+    ) -> Edges:
         if spec.kind != "kda_state":
             return made
         own = f"L{spec.layer}."
@@ -135,8 +144,10 @@ def _gate_zero(e: Edges) -> Edges:
 
 def skipped_row(which: float) -> Fault:
     """Attention that leaves out one row: 0 the first, 0.5 the middle one, 1 the newest cached one, 2 the new row."""
-    def fault(math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor],
-              position: int, made: Edges) -> Edges:
+
+    def fault(
+        math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor], position: int, made: Edges
+    ) -> Edges:
         if spec.kind != "attend":
             return made
         e, block = _local(inputs, f"L{spec.layer}."), f"blocks.{spec.layer}."
@@ -145,7 +156,7 @@ def skipped_row(which: float) -> Fault:
         left_out = position if which == 2 else round(which * (position - 1))
         kept = [j for j in range(position + 1) if j != left_out]
         rows, keys = rows[kept], keys[kept]
-        scores = (e["qa"] @ rows.T + e["qr"] @ keys.T) * math.dims.q_dim ** -0.5
+        scores = (e["qa"] @ rows.T + e["qr"] @ keys.T) * math.dims.q_dim**-0.5
         made[f"L{spec.layer}.ctx"] = torch.softmax(scores, dim=-1) @ rows
         return made
 
@@ -165,8 +176,10 @@ def _first_and_last_swapped(math: FaultyMath, made: Edges, inputs: Mapping[str, 
 
 def residual_lost(edge: str, layer: int) -> Fault:
     """One term of a residual sum is left out where it is next needed."""
-    def fault(math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor],
-              position: int, made: Edges) -> Edges:
+
+    def fault(
+        math: FaultyMath, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor], position: int, made: Edges
+    ) -> Edges:
         name = f"L{layer}.{edge}"
         if name not in inputs or spec.kind not in ("attn_norm", "moe_norm", "emit"):
             return made
@@ -176,11 +189,11 @@ def residual_lost(edge: str, layer: int) -> Fault:
 
 
 def _query_unrotated(math: FaultyMath, made: Edges, inputs: Mapping[str, Tensor], position: int) -> Edges:
-    return {"qr": inputs["q"][:, math.dims.nope:]}
+    return {"qr": inputs["q"][:, math.dims.nope :]}
 
 
 def _one_position_late(math: FaultyMath, made: Edges, inputs: Mapping[str, Tensor], position: int) -> Edges:
-    return {"qr": rotate_pairs(inputs["q"][:, math.dims.nope:], position + 1, math.dims.theta)}
+    return {"qr": rotate_pairs(inputs["q"][:, math.dims.nope :], position + 1, math.dims.theta)}
 
 
 def all_faults(dims: Dims) -> dict[str, Fault]:
@@ -191,7 +204,8 @@ def all_faults(dims: Dims) -> dict[str, Fault]:
         for edge in ("h", "h2", "y", "yr", "ys"):
             faults[f"residual term {edge} of block {i} lost"] = residual_lost(edge, i)
         faults[f"shared expert dropped in block {i}"] = _edges(
-            "s_down", lambda m, made, inputs, p: {"ys": torch.zeros_like(made["ys"])}, (i,))
+            "s_down", lambda m, made, inputs, p: {"ys": torch.zeros_like(made["ys"])}, (i,)
+        )
         faults[f"weights not normalised in block {i}"] = _edges("topk", _unnormalised, (i,))
         faults[f"two weights swapped in block {i}"] = _edges("topk", _first_and_last_swapped, (i,))
     for window in WINDOWS:
@@ -207,11 +221,9 @@ def all_faults(dims: Dims) -> dict[str, Fault]:
         "decay ignored": _kda_with(_gate_zero),
         "q and k swapped": _kda_with(lambda e: {"qkv": e["qkv"][:, [1, 0, 2]]}),
         "v taken from k": _kda_with(lambda e: {"qkv": e["qkv"][:, [0, 1, 1]]}),
-        "new key not rotated": _edges("rope", lambda m, made, inputs, p: {"kr": inputs["kva"][m.dims.kv_lora:]}),
+        "new key not rotated": _edges("rope", lambda m, made, inputs, p: {"kr": inputs["kva"][m.dims.kv_lora :]}),
         "query not rotated": _edges("absorb", _query_unrotated),
         "query rotated one position late": _edges("absorb", _one_position_late),
-        "rope part of the query dropped": _edges("absorb", lambda m, made, inputs, p: {
-            "qr": torch.zeros_like(made["qr"])}),
-        "nope part of the query dropped": _edges("absorb", lambda m, made, inputs, p: {
-            "qa": torch.zeros_like(made["qa"])}),
+        "rope part of the query dropped": _edges("absorb", lambda m, made, inputs, p: {"qr": torch.zeros_like(made["qr"])}),
+        "nope part of the query dropped": _edges("absorb", lambda m, made, inputs, p: {"qa": torch.zeros_like(made["qa"])}),
     }

@@ -22,8 +22,7 @@ GOLDEN = {"q_proj": 8360075, "s_down": 2089866, "conv_w": -12.226772, "router": 
 
 def test_draws_match_their_specs_and_repeat() -> None:
     first, second = make_weights(TINY, 1234), make_weights(TINY, 1234)
-    assert [(s.name, s.torch_dtype, s.shape) for s in weight_specs(TINY)] == [
-        (name, t.dtype, tuple(t.shape)) for name, t in first.items()]
+    assert [(s.name, s.torch_dtype, s.shape) for s in weight_specs(TINY)] == [(name, t.dtype, tuple(t.shape)) for name, t in first.items()]
     assert all(torch.equal(first[name], second[name]) for name in first)
     other = make_weights(TINY, 1235)
     assert not torch.equal(first["blocks.0.attn.q_proj.w_q"], other["blocks.0.attn.q_proj.w_q"])
@@ -56,8 +55,14 @@ def test_experts_drawn_one_by_one_are_one_stream() -> None:
 def test_parent_parameters_are_drawn_before_children() -> None:
     names = [spec.name for spec in weight_specs(TINY)]
     assert names.index("blocks.0.attn.conv_w") < names.index("blocks.0.attn.q_proj.w_q")
-    order = ["blocks.0.attn_norm", "blocks.0.attn.o_proj.w_q", "blocks.0.moe_norm", "blocks.0.moe.router.weight",
-             "blocks.0.moe.s_down.zeros", "blocks.1.attn_norm"]
+    order = [
+        "blocks.0.attn_norm",
+        "blocks.0.attn.o_proj.w_q",
+        "blocks.0.moe_norm",
+        "blocks.0.moe.router.weight",
+        "blocks.0.moe.s_down.zeros",
+        "blocks.1.attn_norm",
+    ]
     assert sorted(order, key=names.index) == order
 
 
@@ -90,7 +95,8 @@ def test_cases_have_exactly_the_context_rows() -> None:
     token, state = make_case(TINY, 17, 5)
     assert token.dtype == torch.bfloat16 and tuple(token.shape) == (TINY.hidden,)
     assert [(s.name, s.torch_dtype, s.shape) for s in state_specs(TINY, 17)] == [
-        (name, t.dtype, tuple(t.shape)) for name, t in state.items()]
+        (name, t.dtype, tuple(t.shape)) for name, t in state.items()
+    ]
     assert float(state["blocks.0.S"].std()) == pytest.approx(0.05, rel=0.05)
 
 
@@ -102,9 +108,16 @@ def test_sub_problems_are_sizes_too() -> None:
     assert SIZES["full"].channels == 4096
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"layers": ("kda", "gru")}, "layers"), ({"hidden": 200}, "multiple of group"), ({"rope": 63}, "even"),
-    ({"top_k": 8}, "top_k"), ({"layers": ()}, "layers")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": ("kda", "gru")}, "layers"),
+        ({"hidden": 200}, "multiple of group"),
+        ({"rope": 63}, "even"),
+        ({"top_k": 8}, "top_k"),
+        ({"layers": ()}, "layers"),
+    ],
+)
 def test_impossible_sizes_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(TINY, **change)  # type: ignore[arg-type]

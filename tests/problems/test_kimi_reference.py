@@ -76,8 +76,10 @@ def test_float32_truth_is_far_closer_than_bf16(weights: dict[str, Tensor]) -> No
 
 def test_inputs_are_not_written_and_spare_cache_rows_stay(weights: dict[str, Tensor]) -> None:
     token, state = make_case(TINY, 20, 9)
-    padded = {name: torch.cat((t, torch.full((5, t.shape[1]), 7.0).bfloat16())) if name.endswith(("c_kv", "k_rope"))
-              else t for name, t in state.items()}
+    padded = {
+        name: torch.cat((t, torch.full((5, t.shape[1]), 7.0).bfloat16())) if name.endswith(("c_kv", "k_rope")) else t
+        for name, t in state.items()
+    }
     before = {name: t.clone() for name, t in padded.items()}
     given = dict(padded)
     hidden = Truth(TINY, weights, F64).step(token, given, 20)
@@ -101,8 +103,14 @@ def test_nodes_composed_are_the_step(weights: dict[str, Tensor], context: int) -
     edges: dict[str, Tensor] = {"token": token}
     states = dict(state)
     for spec in node_specs(TINY):
-        made = node_reference(TINY, weights, spec.name, {name: edges[name] for name in spec.inputs},
-                              {name: states[name] for name in spec.reads + spec.writes}, context)
+        made = node_reference(
+            TINY,
+            weights,
+            spec.name,
+            {name: edges[name] for name in spec.inputs},
+            {name: states[name] for name in spec.reads + spec.writes},
+            context,
+        )
         assert set(made) == set(spec.outputs) | set(spec.writes)
         for name, tensor in made.items():
             (states if name in spec.writes else edges)[name] = tensor
@@ -112,8 +120,7 @@ def test_nodes_composed_are_the_step(weights: dict[str, Tensor], context: int) -
     assert all(torch.equal(edges[name], trace[name]) for name in trace if name != "token")
 
 
-@pytest.mark.parametrize("dims", [TINY, SMALL, replace(TINY, layers=("mla",), moe=False),
-                                  replace(TINY, layers=("mla", "kda"))])
+@pytest.mark.parametrize("dims", [TINY, SMALL, replace(TINY, layers=("mla",), moe=False), replace(TINY, layers=("mla", "kda"))])
 def test_nodes_and_edges_are_those_of_the_stage_graph(dims: object) -> None:
     assert isinstance(dims, type(TINY))
     graph = build_graph(dims)
@@ -144,8 +151,14 @@ def test_node_errors_say_what_is_missing(weights: dict[str, Tensor]) -> None:
         Truth(TINY, weights).step(token, state, 5)
 
 
-@pytest.mark.parametrize("dims", [replace(TINY, layers=("kda",), moe=False), replace(TINY, layers=("mla",), moe=False),
-                                  replace(TINY, layers=("mla", "kda"), heads=2, experts=5, top_k=3, context=7)])
+@pytest.mark.parametrize(
+    "dims",
+    [
+        replace(TINY, layers=("kda",), moe=False),
+        replace(TINY, layers=("mla",), moe=False),
+        replace(TINY, layers=("mla", "kda"), heads=2, experts=5, top_k=3, context=7),
+    ],
+)
 def test_any_sizes_work_in_every_implementation(dims: object) -> None:
     assert isinstance(dims, type(TINY))
     own = make_weights(dims, 8)
@@ -185,7 +198,6 @@ def test_infinite_and_missing_values_are_faults(weights: dict[str, Tensor]) -> N
     made.state["blocks.0.cq"][0, 0] += 1
     assert copy_faults(case, made) == ["blocks.0.cq: rows that are only copied have changed"]
     made.state["blocks.0.cq"] = made.state["blocks.0.cq"].float()
-    assert structure_faults(TINY, case, made) == [
-        "state blocks.0.cq is torch.float32 (3, 512), expected torch.bfloat16 (3, 512)"]
+    assert structure_faults(TINY, case, made) == ["state blocks.0.cq is torch.float32 (3, 512), expected torch.bfloat16 (3, 512)"]
     del made.state["blocks.0.cq"]
     assert structure_faults(TINY, case, made) == ["state blocks.0.cq is missing"]

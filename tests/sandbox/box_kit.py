@@ -13,9 +13,7 @@ from sandbox.box_python import python_command
 from sandbox.isolation import BoxResult, Limits, open_box
 from sandbox.walls import Level, Walls, probe_walls
 
-LIMITS = Limits(
-    wall_s=10, cpu_s=20, memory_bytes=256 << 20, processes=24, file_bytes=32 << 20, output_bytes=64 << 10
-)
+LIMITS = Limits(wall_s=10, cpu_s=20, memory_bytes=256 << 20, processes=24, file_bytes=32 << 20, output_bytes=64 << 10)
 LEVELS = [Level.BWRAP_CGROUP, Level.BWRAP, Level.NAMESPACES, Level.UID]
 WITH_FILES_WALL = LEVELS[:3]
 

@@ -16,9 +16,7 @@ from sandbox.compiler import compile_cpu, host_flags
 from sandbox.isolation import Limits
 from sandbox.walls import Walls, probe_walls
 
-LIMITS = Limits(
-    wall_s=30, cpu_s=20, memory_bytes=256 << 20, processes=16, file_bytes=32 << 20, output_bytes=64 << 10
-)
+LIMITS = Limits(wall_s=30, cpu_s=20, memory_bytes=256 << 20, processes=16, file_bytes=32 << 20, output_bytes=64 << 10)
 SOURCE = (Path(__file__).parent / "tiny_candidate.cpp").read_text()
 TOKEN = b"abcde"
 
@@ -52,9 +50,7 @@ def built(source: str, cache: Path) -> Path:
     return compile_cpu(source, flags=host_flags(), cache_dir=cache, walls=probe_walls()).path
 
 
-def child_of(
-    path: Path, weights: list[Path] | None = None, walls: Walls | None = None, **limits: Any
-) -> ChildProcess:
+def child_of(path: Path, weights: list[Path] | None = None, walls: Walls | None = None, **limits: Any) -> ChildProcess:
     """A child for the library; limits replace fields of LIMITS."""
     settled = Limits(**{**LIMITS.__dict__, **limits})
     return ChildProcess.for_library(walls or probe_walls(), settled, library=path, weights=weights or [])

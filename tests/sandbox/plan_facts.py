@@ -40,11 +40,7 @@ class Case:
 
     def sites(self) -> list[tuple[int, int, Step, Node]]:
         """(phase, index in phase, step, node) in order."""
-        return [
-            (p, i, s, self.graph.by_name[s.node])
-            for p, ph in enumerate(self.plan.phases)
-            for i, s in enumerate(ph.steps)
-        ]
+        return [(p, i, s, self.graph.by_name[s.node]) for p, ph in enumerate(self.plan.phases) for i, s in enumerate(ph.steps)]
 
     def at(self) -> dict[str, tuple[int, int]]:
         """Node -> (phase, index in phase); pairs compare in program order."""
@@ -141,16 +137,12 @@ class Case:
 
     def with_homes(self, tensors: list[str], home: Literal["shared", "private"]) -> Case:
         """With tensors moved to another home, each in storage of its own."""
-        new = {
-            t: Buffer(tensor=t, home=home, storage=f"{t}/{home}") for t in tensors if t in self.plan.buffers
-        }
+        new = {t: Buffer(tensor=t, home=home, storage=f"{t}/{home}") for t in tensors if t in self.plan.buffers}
         return self.but(buffers={**self.plan.buffers, **new})
 
     def with_kinds(self, kinds: dict[EdgeSync, str]) -> Case:
         """With edges claimed otherwise."""
-        return self.but(
-            edges=tuple(e.model_copy(update={"kind": kinds[e]}) if e in kinds else e for e in self.plan.edges)
-        )
+        return self.but(edges=tuple(e.model_copy(update={"kind": kinds[e]}) if e in kinds else e for e in self.plan.edges))
 
     def moved(self, node: str, phase: int, index: int) -> Case:
         """With a step taken out and put into a phase at an index."""
@@ -159,18 +151,14 @@ class Case:
         lists = [list(ph.steps) for ph in self.plan.phases]
         del lists[p][i]
         lists[phase].insert(index, step)
-        phases = tuple(
-            ph.model_copy(update={"steps": tuple(ls)}) for ph, ls in zip(self.plan.phases, lists, strict=True)
-        )
+        phases = tuple(ph.model_copy(update={"steps": tuple(ls)}) for ph, ls in zip(self.plan.phases, lists, strict=True))
         return self.but(phases=phases)
 
     def owners(self, change: dict[str, tuple[int, ...]]) -> Case:
         """With owners of several steps replaced."""
         phases: list[Phase] = []
         for ph in self.plan.phases:
-            steps = tuple(
-                s.model_copy(update={"owner": change[s.node]}) if s.node in change else s for s in ph.steps
-            )
+            steps = tuple(s.model_copy(update={"owner": change[s.node]}) if s.node in change else s for s in ph.steps)
             phases.append(ph.model_copy(update={"steps": steps}))
         return self.but(phases=tuple(phases))
 

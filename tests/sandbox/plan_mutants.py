@@ -51,11 +51,7 @@ def _sole_barrier(case: Case, p: int) -> list[EdgeSync]:
 
 @breaks("d", "an edge that claims 'barrier' has none between its ends any more")
 def remove_barrier(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
-    phases = [
-        p
-        for p, ph in enumerate(case.plan.phases)
-        if ph.barrier and any(e.kind == "barrier" for e in _sole_barrier(case, p))
-    ]
+    phases = [p for p, ph in enumerate(case.plan.phases) if ph.barrier and any(e.kind == "barrier" for e in _sole_barrier(case, p))]
     for p in pick(rng, phases, count):
         yield case.with_phase(p, barrier=False)
 
@@ -66,16 +62,12 @@ def remove_barrier(case: Case, rng: random.Random, count: int) -> Iterator[Case]
 )
 def remove_barrier_and_lie(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
     for p in pick(rng, [p for p, ph in enumerate(case.plan.phases) if ph.barrier], count):
-        mutant = case.with_phase(p, barrier=False).with_kinds(
-            dict.fromkeys(_sole_barrier(case, p), "same_block")
-        )
+        mutant = case.with_phase(p, barrier=False).with_kinds(dict.fromkeys(_sole_barrier(case, p), "same_block"))
         if mutant.races():
             yield mutant
 
 
-@breaks(
-    "d", "the barrier now stands before the producer (or after the consumer) of an edge that crosses blocks"
-)
+@breaks("d", "the barrier now stands before the producer (or after the consumer) of an edge that crosses blocks")
 def move_barrier(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
     out = []
     for p, phase in enumerate(case.plan.phases[:-1]):
@@ -90,9 +82,7 @@ def move_barrier(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
 @breaks("ab", "a barrier must count one arrival of every block: fewer let it return early, more hang it")
 def wrong_arrivals(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
     blocks = case.plan.blocks
-    for arrivals in pick(
-        rng, [a for a in (-1, 1, blocks - 1, blocks + 1, 2 * blocks) if a not in (0, blocks)], count
-    ):
+    for arrivals in pick(rng, [a for a in (-1, 1, blocks - 1, blocks + 1, 2 * blocks) if a not in (0, blocks)], count):
         yield case.but(arrivals=arrivals)
 
 
@@ -101,9 +91,7 @@ def wrong_arrivals(case: Case, rng: random.Random, count: int) -> Iterator[Case]
 
 @breaks("d", "an edge that claims 'flag' has no wait left, and nothing else in its phase tells of events")
 def remove_wait(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
-    for edge in pick(
-        rng, [e for e in case.plan.edges if e.kind == "flag" and case.step(e.consumer).waits], count
-    ):
+    for edge in pick(rng, [e for e in case.plan.edges if e.kind == "flag" and case.step(e.consumer).waits], count):
         mutant = case.with_step(edge.consumer, waits=())
         if mutant.bare(edge):
             yield mutant
@@ -113,12 +101,7 @@ def remove_wait(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
 
 @breaks("ab", "a wait must ask for exactly the signals of a launch: one fewer returns early, one more hangs")
 def threshold(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
-    sites = [
-        (s, k, d)
-        for _, _, s, _ in case.sites()
-        for k in range(len(s.waits))
-        for d in (-1, 1, 2, case.plan.blocks)
-    ]
+    sites = [(s, k, d) for _, _, s, _ in case.sites() for k in range(len(s.waits)) for d in (-1, 1, 2, case.plan.blocks)]
     for step, k, delta in pick(rng, sites, count):
         waits = list(step.waits)
         waits[k] = Wait(event=waits[k].event, count=waits[k].count + delta)
@@ -135,9 +118,7 @@ def duplicate_wait(case: Case, rng: random.Random, count: int) -> Iterator[Case]
 @breaks("ab", "the signals of one step of an awaited event are missing: the wait hangs")
 def remove_signal(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
     awaited = {w.event for _, _, s, _ in case.sites() for w in s.waits}
-    for step, event in pick(
-        rng, [(s, e) for _, _, s, _ in case.sites() for e in s.signals if e in awaited], count
-    ):
+    for step, event in pick(rng, [(s, e) for _, _, s, _ in case.sites() for e in s.signals if e in awaited], count):
         yield case.with_step(step.node, signals=tuple(e for e in step.signals if e != event))
 
 
@@ -152,9 +133,7 @@ def extra_signal(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
 @breaks("a", "no step signals the event")
 def wait_for_nobody(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
     for _, _, step, _ in pick(rng, case.sites(), count):
-        yield case.with_step(
-            step.node, waits=(*step.waits, Wait(event="nobody", count=rng.randint(1, case.plan.blocks)))
-        )
+        yield case.with_step(step.node, waits=(*step.waits, Wait(event="nobody", count=rng.randint(1, case.plan.blocks))))
 
 
 @breaks("a", "every block that would signal waits for its own signal first")
@@ -174,9 +153,7 @@ def wait_for_later(case: Case, rng: random.Random, count: int) -> Iterator[Case]
         (p, _, early, _), (q, _, late, _) = sites[k], rng.choice(sites[k + 1 : k + 8])
         if case.barrier_between(p, q) or case.runners(early) & case.runners(late):
             mutant = case.with_step(late.node, signals=(*late.signals, "later"))
-            yield mutant.with_step(
-                early.node, waits=(*early.waits, Wait(event="later", count=len(case.runners(late))))
-            )
+            yield mutant.with_step(early.node, waits=(*early.waits, Wait(event="later", count=len(case.runners(late)))))
 
 
 @breaks(
@@ -184,20 +161,14 @@ def wait_for_later(case: Case, rng: random.Random, count: int) -> Iterator[Case]
     "the event is signalled after the first step of the phase, but data of a later step crosses blocks unordered",
 )
 def incomplete_event(case: Case, rng: random.Random, count: int) -> Iterator[Case]:
-    for p in pick(
-        rng, [p for p, ph in enumerate(case.plan.phases[:-1]) if ph.barrier and len(ph.steps) > 1], count
-    ):
+    for p in pick(rng, [p for p, ph in enumerate(case.plan.phases[:-1]) if ph.barrier and len(ph.steps) > 1], count):
         first, second = case.plan.phases[p].steps[0], case.plan.phases[p + 1]
         if any(s.waits for s in (*case.plan.phases[p].steps, *second.steps)):
             continue
         later = {s.node for s in case.plan.phases[p].steps[1:]}
         here = {s.node for s in second.steps}
         bare = case.with_phase(p, barrier=False)
-        if not any(
-            bare.bare(e) and bare.crosses(e)
-            for e in case.plan.edges
-            if e.producer in later and e.consumer in here
-        ):
+        if not any(bare.bare(e) and bare.crosses(e) for e in case.plan.edges if e.producer in later and e.consumer in here):
             continue
         mutant = bare.with_step(first.node, signals=(*first.signals, "half"))
         wait = Wait(event="half", count=len(case.runners(first)))
@@ -251,9 +222,7 @@ def merge_dependent_phases(case: Case, rng: random.Random, count: int) -> Iterat
     for p in pick(rng, list(range(len(phases) - 1)), count):
         a, b = phases[p], phases[p + 1]
         merged = b.model_copy(update={"steps": (*a.steps, *b.steps), "zero": (*a.zero, *b.zero)})
-        mutant = case.but(phases=(*phases[:p], merged, *phases[p + 2 :])).with_kinds(
-            dict.fromkeys(_sole_barrier(case, p), "same_block")
-        )
+        mutant = case.but(phases=(*phases[:p], merged, *phases[p + 2 :])).with_kinds(dict.fromkeys(_sole_barrier(case, p), "same_block"))
         if mutant.races():
             yield mutant
 

@@ -72,9 +72,7 @@ def test_later_weight_files_override_earlier_ones(tmp_path: Path) -> None:
 
 def test_slots_are_independent_and_rebound() -> None:
     with ready_child(library(0)) as child:
-        child.prepare(
-            "b", tensor_file({"token": ("U8", [2], b"xy"), "S": ("I64", [1], bytes(8))}), {"hidden": 2}
-        )
+        child.prepare("b", tensor_file({"token": ("U8", [2], b"xy"), "S": ("I64", [1], bytes(8))}), {"hidden": 2})
         for _ in range(2):
             child.run_chain("a", steps=1, position=5)
             child.run_chain("b", steps=1, position=7)
@@ -194,13 +192,9 @@ def test_the_torch_child_speaks_the_same_protocol(tmp_path: Path) -> None:
     )
     weights = tmp_path / "weights.safetensors"
     safetensors.save_file({"w": torch.ones(4, dtype=torch.bfloat16)}, weights)
-    case = safetensors.save(
-        {"token": torch.zeros(4, dtype=torch.bfloat16), "rows": torch.zeros(2, 4, dtype=torch.bfloat16)}
-    )
+    case = safetensors.save({"token": torch.zeros(4, dtype=torch.bfloat16), "rows": torch.zeros(2, 4, dtype=torch.bfloat16)})
     limits = Limits(wall_s=120, cpu_s=60, memory_bytes=2 << 30, processes=32)
-    with ChildProcess.for_torch(
-        probe_walls(), limits, problem=problem, weights=[weights], threads=1
-    ) as child:
+    with ChildProcess.for_torch(probe_walls(), limits, problem=problem, weights=[weights], threads=1) as child:
         child.load_torch(problem=problem, module="adding", name="Adding", size={"n": 4}, threads=1)
         child.prepare("a", case, {"hidden": 8}, capacity_pad={"rows": 16})
         fresh = bytes(torch.full((4,), 2.0, dtype=torch.bfloat16).view(torch.uint8).numpy())
@@ -209,9 +203,7 @@ def test_the_torch_child_speaks_the_same_protocol(tmp_path: Path) -> None:
         with pytest.raises(ChildRefused, match="phases"):
             child.run_chain("a", steps=1, position=2, stop_after=0)
     assert len(times.inside_ns) == 2
-    outputs = [
-        torch.frombuffer(bytearray(step), dtype=torch.bfloat16).tolist() for step in got.outputs["hidden"]
-    ]
+    outputs = [torch.frombuffer(bytearray(step), dtype=torch.bfloat16).tolist() for step in got.outputs["hidden"]]
     assert outputs == [[3.0] * 4, [4.0] * 4]
     rows = torch.frombuffer(bytearray(got.tensors["rows"].data), dtype=torch.bfloat16).view(4, 4)
     assert rows[2:].tolist() == [[2.0] * 4, [3.0] * 4]

@@ -28,9 +28,7 @@ from tests.sandbox.child_kit import (
 )
 
 
-@pytest.mark.parametrize(
-    ("mischief", "name"), [(1, "SIGSEGV"), (8, "SIGSEGV"), (9, "SIGSEGV"), (4, "SIGABRT")]
-)
+@pytest.mark.parametrize(("mischief", "name"), [(1, "SIGSEGV"), (8, "SIGSEGV"), (9, "SIGSEGV"), (4, "SIGABRT")])
 def test_a_crash_names_its_signal(mischief: int, name: str) -> None:
     with ready_child(library(mischief)) as child, pytest.raises(ChildCrashed) as caught:
         run(child)
@@ -59,9 +57,7 @@ def test_the_wall_limit_of_the_box_holds_without_a_timeout() -> None:
         child.run_chain("a", steps=1, position=1)
 
 
-@pytest.mark.parametrize(
-    ("mischief", "which"), [(3, "memory"), (5, "output"), (14, "processes"), (15, "file")]
-)
+@pytest.mark.parametrize(("mischief", "which"), [(3, "memory"), (5, "output"), (14, "processes"), (15, "file")])
 def test_limits_are_named(mischief: int, which: str) -> None:
     if probe_walls().level is not Level.BWRAP_CGROUP:
         pytest.skip("memory and processes are not held by groups here")
@@ -140,9 +136,7 @@ extern "C" int32_t kb_late(void* h, int64_t position) {
 
 def test_an_answer_computed_after_the_clock_stopped_is_not_the_answer(tmp_path: Path) -> None:
     """kb_step returns at once and works on: the copy made at return still holds the junk."""
-    source = SOURCE.replace(
-        "int32_t kb_step(void* h, int64_t position) { return kb_step_until(h, position, -1); }", ""
-    )
+    source = SOURCE.replace("int32_t kb_step(void* h, int64_t position) { return kb_step_until(h, position, -1); }", "")
     source += LATE.replace("kb_late", "kb_step")
     with ready_child(built(source, tmp_path)) as child:
         run(child)

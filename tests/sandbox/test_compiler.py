@@ -185,10 +185,7 @@ def test_a_compiler_that_takes_too_much_memory_ends_as_a_limit(tmp_path: Path, w
 
 
 def test_a_flood_of_errors_is_capped(tmp_path: Path, walls: Walls) -> None:
-    source = (
-        "#define A x y z w;\n#define B A A A A A A A A\n#define C B B B B B B B B\n"
-        + "C C C C C C C C\n" * 40
-    )
+    source = "#define A x y z w;\n#define B A A A A A A A A\n#define C B B B B B B B B\n" + "C C C C C C C C\n" * 40
     with pytest.raises((CompileLimit, CompileFailed)) as caught:
         build(source, tmp_path, walls, limits=Limits(wall_s=30, memory_bytes=1 << 30, output_bytes=20_000))
     assert isinstance(caught.value, CompileLimit | CompileFailed)
@@ -222,10 +219,7 @@ def test_two_processes_do_not_build_twice(tmp_path: Path) -> None:
 
 def test_threads_share_a_build_too(tmp_path: Path, walls: Walls) -> None:
     made: list[Compiled] = []
-    threads = [
-        threading.Thread(target=lambda: made.append(build(ANSWER.format(5), tmp_path, walls)))
-        for _ in range(3)
-    ]
+    threads = [threading.Thread(target=lambda: made.append(build(ANSWER.format(5), tmp_path, walls))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

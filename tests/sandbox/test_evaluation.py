@@ -24,12 +24,12 @@ from sandbox.evaluation import (
 )
 from sandbox.intervals import interval
 
-ENVIRONMENT = Environment(machine="m", cpu="c", cores=2, arch="x86_64", kernel="k", compiler="g++")
+ENVIRONMENT = Environment(cpu="c", cores=2, arch="x86_64", kernel="k", compiler="g++")
 TIMES = Times(step_seconds=Interval(median=1.0, low=0.9, high=1.1, pairs=10, processes=5))
 
 
 def case(ok: bool) -> CaseResult:
-    error = TensorError(rel_rms=0.1, allowed_rel_rms=0.2, max_abs=0.1, allowed_max_abs=0.2, ok=ok)
+    error = TensorError(rel_rms=0.1, allowed_rel_rms=0.2, max_element=0.1, allowed_max_element=0.2, ok=ok)
     return CaseResult(probe="ordinary", seed=1, position=4, steps=1, tensors={"hidden": error})
 
 

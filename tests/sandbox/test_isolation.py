@@ -105,9 +105,7 @@ def test_private_files_of_the_host_are_not_there(walled: Walls, tmp_path: Path) 
     assert python(walled, code).stdout == b""
 
 
-def test_no_secret_of_our_environment_is_visible_anywhere(
-    any_walls: Walls, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_of_our_environment_is_visible_anywhere(any_walls: Walls, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = f"sk-{uuid.uuid4().hex}"
     monkeypatch.setenv("SECRET_API_KEY", secret)
     code = """

@@ -138,5 +138,3 @@ def test_a_forged_dispatch_count_above_the_policy_breaks_the_rule(judge: Judge) 
     evaluation = judge.evaluate(candidate.model_copy(update={"source": twice}), TINY, CHECK_ONLY)
     assert evaluation.status is Status.RULE_BROKEN
     assert "2.0 dispatches per step" in evaluation.log
-
-

@@ -123,9 +123,7 @@ def test_forbidden_calls_fail_and_ordinary_ones_do_not() -> None:
     if not full.has("seccomp"):
         pytest.skip(dict(full.missing)["seccomp"])
     numbers = {"x86_64": (321, 101, 250, 298), "aarch64": (280, 117, 219, 241)}[platform.machine()]
-    calls = "".join(
-        f"long r{n} = syscall({n}, 0, 0, 0, 0, 0); bad |= !(r{n} == -1 && errno == EPERM);" for n in numbers
-    )
+    calls = "".join(f"long r{n} = syscall({n}, 0, 0, 0, 0, 0); bad |= !(r{n} == -1 && errno == EPERM);" for n in numbers)
     source = (
         "#include <unistd.h>\n#include <sys/syscall.h>\n#include <errno.h>\n#include <thread>\n"
         f"int main() {{ int bad = 0; {calls} std::thread([]{{}}).join(); return bad; }}"

@@ -31,8 +31,9 @@ class AdmissionResult:
     seen_at: str
 
 
-def build_checks(dims: Dims, weights: Mapping[str, Tensor], seeds: Sequence[int], context: int,
-                 secret_seed: int, steps: int = 1) -> list[Check]:
+def build_checks(
+    dims: Dims, weights: Mapping[str, Tensor], seeds: Sequence[int], context: int, secret_seed: int, steps: int = 1
+) -> list[Check]:
     """Checks of the ordinary weights and of every probe."""
     overlays = {"ordinary": {}, **probe_overlays(dims, weights, secret_seed)}
     return [prepare_check(name, dims, weights, overlay, seeds, context, steps) for name, overlay in overlays.items()]
@@ -86,8 +87,7 @@ def _empty_answers(dims: Dims) -> Iterator[tuple[str, Answer]]:
     yield "plausible junk fails", _hidden_only(junk)
     yield "an untouched state fails", _untouched
     for i in range(len(dims.layers)):
-        yield f"skipping the attention of block {i} fails", _patched(dims, f"blocks.{i}.attn.o_proj.scales",
-                                                                     torch.zeros_like)
+        yield f"skipping the attention of block {i} fails", _patched(dims, f"blocks.{i}.attn.o_proj.scales", torch.zeros_like)
 
 
 def _patched(dims: Dims, name: str, change: Callable[[Tensor], Tensor]) -> Answer:
@@ -97,6 +97,7 @@ def _patched(dims: Dims, name: str, change: Callable[[Tensor], Tensor]) -> Answe
 
 def _without_input(dims: Dims, name: str) -> Answer:
     """The truth with the token or one state tensor replaced by zeros."""
+
     def answer(check: Check, case: Case) -> Outcome:
         token, state = case.token, dict(case.state)
         if name == "token":
@@ -121,21 +122,19 @@ def _another(weight: Tensor, name: str) -> Tensor:
     return torch.zeros_like(weight)
 
 
-def check_admission(dims: Dims, weights: Mapping[str, Tensor], checks: Sequence[Check],
-                    each_weight: bool = True) -> list[AdmissionResult]:
+def check_admission(dims: Dims, weights: Mapping[str, Tensor], checks: Sequence[Check], each_weight: bool = True) -> list[AdmissionResult]:
     """All demands on the problem, judged by `checks` (see ``build_checks``).
 
     ``each_weight=False`` leaves out the one step per weight tensor and case that make the check slow at "full".
     """
     demands = list(_empty_answers(dims))
-    demands += [(f"{name} matters", _without_input(dims, name))
-                for name in ("token", *(spec.name for spec in state_specs(dims, 1)))]
+    demands += [(f"{name} matters", _without_input(dims, name)) for name in ("token", *(spec.name for spec in state_specs(dims, 1)))]
     if each_weight:
+
         def change(name: str) -> Callable[[Tensor], Tensor]:
             return lambda weight: _another(weight, name)
 
-        demands += [(f"{spec.name} matters", _patched(dims, spec.name, change(spec.name)))
-                    for spec in weight_specs(dims)]
+        demands += [(f"{spec.name} matters", _patched(dims, spec.name, change(spec.name))) for spec in weight_specs(dims)]
     results: list[AdmissionResult] = []
     for name, answer in demands:
         seen = first_sighting(checks, answer)

@@ -45,7 +45,7 @@ def append_cache(state: dict[str, Tensor], name: str, row: Tensor, position: int
         state[name] = cache = torch.cat((cache, row[None]))
     else:
         raise ValueError(f"position {position} is beyond the {cache.shape[0]} rows of {name}: append in order")
-    return cache[:position + 1]
+    return cache[: position + 1]
 
 
 class _Scratch:
@@ -73,8 +73,7 @@ class MaterialisingBaseline:
         self._trace: dict[str, Tensor] | None = None
 
     @torch.no_grad()
-    def step(self, token: Tensor, state: dict[str, Tensor], position: int,
-             trace: dict[str, Tensor] | None = None) -> Tensor:
+    def step(self, token: Tensor, state: dict[str, Tensor], position: int, trace: dict[str, Tensor] | None = None) -> Tensor:
         """bf16 [hidden] from bf16 [hidden]; `position` is the number of cached rows before the append.
 
         `trace` receives the router logits (``L{i}.logits``, bf16), by which near ties are studied.
@@ -128,22 +127,22 @@ class MaterialisingBaseline:
         s.mul_(torch.exp(-functional.softplus(gate))[..., None])
         predicted = torch.bmm(k[:, None], s)[:, 0]
         s.baddbmm_(k[..., None], (beta[:, None] * (v - predicted))[:, None])
-        o = torch.bmm((q * dims.head_dim ** -0.5)[:, None], s)
+        o = torch.bmm((q * dims.head_dim**-0.5)[:, None], s)
         return o.flatten().to(BF16)
 
     def _mla(self, block: str, x: Tensor, state: dict[str, Tensor], position: int) -> Tensor:
         dims, attn = self.dims, f"{block}.attn"
         q = self._linear(x, f"{attn}.q_proj").view(dims.heads, dims.q_dim)
         kva = self._linear(x, f"{attn}.kv_a")
-        latent, key = kva[:dims.kv_lora], kva[dims.kv_lora:]
-        q_rope = rotate(q[:, dims.nope:], position, dims.theta)
+        latent, key = kva[: dims.kv_lora], kva[dims.kv_lora :]
+        q_rope = rotate(q[:, dims.nope :], position, dims.theta)
         rows = append_cache(state, f"{block}.c_kv", latent, position)
         keys = append_cache(state, f"{block}.k_rope", rotate(key, position, dims.theta), position)
         both = self._linear(rows, f"{attn}.kv_b").view(position + 1, dims.heads, dims.nope + dims.v_dim)
         wide = both.transpose(0, 1).float()
-        k_nope, v = wide[..., :dims.nope], wide[..., dims.nope:]
-        scores = torch.bmm(k_nope, q[:, :dims.nope, None].float())[..., 0] + q_rope.float() @ keys.float().T
-        p = torch.softmax(scores * dims.q_dim ** -0.5, dim=-1)
+        k_nope, v = wide[..., : dims.nope], wide[..., dims.nope :]
+        scores = torch.bmm(k_nope, q[:, : dims.nope, None].float())[..., 0] + q_rope.float() @ keys.float().T
+        p = torch.softmax(scores * dims.q_dim**-0.5, dim=-1)
         return torch.bmm(p[:, None], v).flatten().to(BF16)
 
     def _moe(self, layer: int, x: Tensor) -> Tensor:

@@ -77,8 +77,20 @@ class Dims:
         return self.nope + self.rope
 
 
-FULL = Dims(hidden=2304, heads=32, head_dim=128, kv_lora=512, nope=128, rope=64, v_dim=128, experts=64,
-            top_k=8, ffn=1024, context=2048, layers=("kda", "kda", "kda", "mla"))
+FULL = Dims(
+    hidden=2304,
+    heads=32,
+    head_dim=128,
+    kv_lora=512,
+    nope=128,
+    rope=64,
+    v_dim=128,
+    experts=64,
+    top_k=8,
+    ffn=1024,
+    context=2048,
+    layers=("kda", "kda", "kda", "mla"),
+)
 SMALL = replace(FULL, hidden=1024, heads=16, kv_lora=256, experts=16, top_k=4, ffn=512, context=1024)
 TINY = replace(FULL, hidden=256, heads=4, kv_lora=128, experts=8, top_k=2, ffn=128, context=48)
 KDA_BLOCK = replace(SMALL, layers=("kda",), moe=False)
@@ -115,6 +127,7 @@ def _draws(dims: Dims) -> Iterator[_Draw]:
     a block registers attn_norm, attn, moe_norm, moe; a KDA module q, k, v, g, beta, o; an MLA module q, kv_a,
     kv_b, o; an MoE module router, gate, up, down, s_gate, s_up, s_down. Norm weights are ones and draw nothing.
     """
+
     def linear(name: str, rows: int, columns: int, experts: int = 0) -> _Draw:
         lead = (experts,) if experts else ()
         return _Draw(name, (*lead, rows, columns), LINEAR_STD, True)
@@ -196,8 +209,7 @@ def make_weights(dims: Dims, seed: int) -> dict[str, Tensor]:
             weights[draw.name] = _normal(draw.shape, draw.std, generator).bfloat16()
         else:
             *lead, rows, columns = draw.shape
-            made = [quantise(_normal((rows, columns), draw.std, generator), dims.group)
-                    for _ in range(lead[0] if lead else 1)]
+            made = [quantise(_normal((rows, columns), draw.std, generator), dims.group) for _ in range(lead[0] if lead else 1)]
             for j, part in enumerate(("w_q", "scales", "zeros")):
                 tensors = [one[j] for one in made]
                 weights[f"{draw.name}.{part}"] = torch.stack(tensors) if lead else tensors[0]

@@ -62,7 +62,7 @@ class _Builder:
         c = self.d.hidden
         inputs = {"h_in": h_in} | {f"y{j}": y for j, y in enumerate(ys)}
         outputs = {"h": h, "x": x}
-        boxes = {p: READ for p in inputs} | {p: WHOLE_OWN for p in outputs}
+        boxes = dict.fromkeys(inputs, READ) | dict.fromkeys(outputs, WHOLE_OWN)
         segment = Segment(tensor=weight, form="bf16", rows=1, cols=c, k=1, n=c)
         whole = Sharding(name="whole", items=1, boxes=boxes, segments=(segment,), units=1, dims={"C": c})
         self.node(f"L{layer}.{name}", "add_norm", layer, [whole], inputs=inputs, outputs=outputs,
@@ -111,9 +111,7 @@ class _Builder:
         beta = self.tensor(f"L{i}.beta", "head", heads)
         self.linear_bf16(i, "beta", f"{a}.beta_proj.weight", x, beta, c, heads)
         qkv = self.tensor(f"L{i}.qkv", "head m d", heads, 3, hd)
-        windows = {
-            w: self.tensor(f"blocks.{i}.{w}", "tap c", 3, heads * hd, dtype="bf16", role="state") for w in ("cq", "ck", "cv")
-        }
+        windows = {w: self.tensor(f"blocks.{i}.{w}", "tap c", 3, heads * hd, dtype="bf16", role="state") for w in ("cq", "ck", "cv")}
         conv = Sharding(
             name="heads", items=heads, units=heads, period=heads, dims={"D": hd, "CH": heads * hd},
             boxes={"y": PortBox(size=4 * hd), "qkv": PortBox(size=3 * hd, mode="own")}
@@ -259,7 +257,7 @@ def build_graph(dims: Dims) -> StageGraph:
             h_in, ys = f"L{i}.h", [f"L{i}.y"]
     hidden = b.tensor("hidden", "c", dims.hidden, dtype="bf16", role="output")
     inputs = {"h_in": h_in} | {f"y{j}": y for j, y in enumerate(ys)}
-    whole = Sharding(name="whole", items=1, boxes={p: READ for p in inputs} | {"hidden": WHOLE_OWN}, dims={"C": dims.hidden})
+    whole = Sharding(name="whole", items=1, boxes=dict.fromkeys(inputs, READ) | {"hidden": WHOLE_OWN}, dims={"C": dims.hidden})
     b.node("emit", "emit", len(dims.layers) - 1, [whole], inputs=inputs, outputs={"hidden": hidden},
            dims={"NY": len(ys)}, nbytes=4 * dims.hidden)  # fmt: skip
     return StageGraph(name=f"kimi_linear_decode/{'-'.join(dims.layers)}/{dims.hidden}", tensors=b.tensors, nodes=tuple(b.nodes))

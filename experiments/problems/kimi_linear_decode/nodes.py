@@ -82,16 +82,26 @@ def node_specs(dims: Dims) -> list[NodeSpec]:
     for i, attention in enumerate(dims.layers):
         edge, block = f"L{i}.", f"blocks.{i}."
 
-        def add(kind: str, row: tuple[str, str, str, str, str], module: str,
-                i: int = i, edge: str = edge, block: str = block) -> None:
+        def add(kind: str, row: tuple[str, str, str, str, str], module: str, i: int = i, edge: str = edge, block: str = block) -> None:
             def names(words: str, prefix: str) -> tuple[str, ...]:
                 return tuple(prefix + word for word in words.split())
 
-            nodes.append(NodeSpec(edge + kind, kind, i, names(row[0], edge), names(row[1], edge),
-                                  names(row[2], block), names(row[3], block), names(row[4], block + module)))
+            nodes.append(
+                NodeSpec(
+                    edge + kind,
+                    kind,
+                    i,
+                    names(row[0], edge),
+                    names(row[1], edge),
+                    names(row[2], block),
+                    names(row[3], block),
+                    names(row[4], block + module),
+                )
+            )
 
-        nodes.append(NodeSpec(edge + "attn_norm", "attn_norm", i, residual_terms(dims, i),
-                              (edge + "h", edge + "x"), weights=(block + "attn_norm",)))
+        nodes.append(
+            NodeSpec(edge + "attn_norm", "attn_norm", i, residual_terms(dims, i), (edge + "h", edge + "x"), weights=(block + "attn_norm",))
+        )
         for kind, row in (_KDA if attention == "kda" else _MLA).items():
             add(kind, row, "attn.")
         if dims.moe:
@@ -116,9 +126,10 @@ def rotate_pairs(x: Tensor, position: int, theta: float) -> Tensor:
 def append_row(cache: Tensor, row: Tensor, position: int) -> Tensor:
     """A copy of `cache` with `row` at index `position`, one row longer if the cache was just full."""
     if position > cache.shape[0]:
-        raise ValueError(f"position {position} is beyond the {cache.shape[0]} cached rows: "
-                         "append rows in order, or pass a state with more rows")
-    return torch.cat((cache[:position], row[None], cache[position + 1:]))
+        raise ValueError(
+            f"position {position} is beyond the {cache.shape[0]} cached rows: append rows in order, or pass a state with more rows"
+        )
+    return torch.cat((cache[:position], row[None], cache[position + 1 :]))
 
 
 class NodeMath:
@@ -127,22 +138,18 @@ class NodeMath:
     No tensor that the caller passed is written to: changed states are new tensors.
     """
 
-    def __init__(self, dims: Dims, weights: Mapping[str, Tensor], dtype: torch.dtype,
-                 cache_bytes: int = 0) -> None:
+    def __init__(self, dims: Dims, weights: Mapping[str, Tensor], dtype: torch.dtype, cache_bytes: int = 0) -> None:
         self.dims = dims
         self.dtype = dtype
         self.linears = Dequantiser(weights, dtype, cache_bytes)
 
-    def run(self, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor],
-            position: int) -> Edges:
+    def run(self, spec: NodeSpec, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor], position: int) -> Edges:
         """Outputs and changed states of one node, by full name, from edges and states of any float dtype."""
-        edges = {name: t if t.dtype in (torch.int32, torch.int64) else t.to(self.dtype)
-                 for name, t in inputs.items()}
+        edges = {name: t if t.dtype in (torch.int32, torch.int64) else t.to(self.dtype) for name, t in inputs.items()}
         own = f"L{spec.layer}."
         local = {name.removeprefix(own): t for name, t in edges.items() if name.startswith(own)}
         block = f"blocks.{spec.layer}."
-        states = {name: state[block + name].to(self.dtype)
-                  for name in {full.removeprefix(block) for full in spec.reads + spec.writes}}
+        states = {name: state[block + name].to(self.dtype) for name in {full.removeprefix(block) for full in spec.reads + spec.writes}}
         i = spec.layer
         with torch.no_grad():
             match spec.kind:
@@ -152,8 +159,10 @@ class NodeMath:
                     h2 = local["h"] + local["y"]
                     made = {"h2": h2, "x2": self._norm(h2, f"blocks.{i}.moe_norm")}
                 case "append":
-                    made = {"c_kv": append_row(states["c_kv"], local["latent"], position),
-                            "k_rope": append_row(states["k_rope"], local["kr"], position)}
+                    made = {
+                        "c_kv": append_row(states["c_kv"], local["latent"], position),
+                        "k_rope": append_row(states["k_rope"], local["kr"], position),
+                    }
                 case "rope":
                     made = self._rope(local, position)
                 case "absorb":
@@ -207,7 +216,7 @@ class NodeMath:
     def kv_b(self, attn: str) -> tuple[Tensor, Tensor]:
         """The key and value halves of kv_b as [kv_lora, head, nope] and [kv_lora, head, v_dim]."""
         both = self.linears.matrix(f"{attn}.kv_b").view(self.dims.kv_lora, self.dims.heads, -1)
-        return both[..., :self.dims.nope], both[..., self.dims.nope:]
+        return both[..., : self.dims.nope], both[..., self.dims.nope :]
 
     def _conv(self, attn: str, e: Edges, states: Edges) -> Edges:
         taps = self.linears.plain(f"{attn}.conv_w")
@@ -226,23 +235,24 @@ class NodeMath:
         s = states["S"] * decay[..., None]
         delta = torch.sigmoid(e["beta"])[:, None] * (v - torch.einsum("hkv,hk->hv", s, k))
         s = s + k[..., None] * delta[:, None]
-        o = torch.einsum("hkv,hk->hv", s, q * self.dims.head_dim ** -0.5)
+        o = torch.einsum("hkv,hk->hv", s, q * self.dims.head_dim**-0.5)
         return {"S": s, "o": o}
 
     def _rope(self, e: Edges, position: int) -> Edges:
         dims = self.dims
-        return {"latent": e["kva"][:dims.kv_lora],
-                "kr": rotate_pairs(e["kva"][dims.kv_lora:], position, dims.theta)}
+        return {"latent": e["kva"][: dims.kv_lora], "kr": rotate_pairs(e["kva"][dims.kv_lora :], position, dims.theta)}
 
     def _absorb(self, attn: str, e: Edges, position: int) -> Edges:
         dims = self.dims
-        return {"qa": torch.einsum("hd,chd->hc", e["q"][:, :dims.nope], self.kv_b(attn)[0]),
-                "qr": rotate_pairs(e["q"][:, dims.nope:], position, dims.theta)}
+        return {
+            "qa": torch.einsum("hd,chd->hc", e["q"][:, : dims.nope], self.kv_b(attn)[0]),
+            "qr": rotate_pairs(e["q"][:, dims.nope :], position, dims.theta),
+        }
 
     def _attend(self, e: Edges, states: Edges, position: int) -> Tensor:
-        rows = append_row(states["c_kv"], e["latent"], position)[:position + 1]
-        keys = append_row(states["k_rope"], e["kr"], position)[:position + 1]
-        scores = (e["qa"] @ rows.T + e["qr"] @ keys.T) * self.dims.q_dim ** -0.5
+        rows = append_row(states["c_kv"], e["latent"], position)[: position + 1]
+        keys = append_row(states["k_rope"], e["kr"], position)[: position + 1]
+        scores = (e["qa"] @ rows.T + e["qr"] @ keys.T) * self.dims.q_dim**-0.5
         return torch.softmax(scores, dim=-1) @ rows
 
     def _moe(self, kind: str, moe: str, e: Edges) -> Edges:
@@ -256,8 +266,7 @@ class NodeMath:
                 acts = [self._gated(e["x2"], moe, "gate", "up", expert) for expert in e["ids"].tolist()]
                 return {"act": torch.stack(acts)}
             case "down":
-                outs = [self._linear(act, f"{moe}.down", expert)
-                        for act, expert in zip(e["act"], e["ids"].tolist(), strict=True)]
+                outs = [self._linear(act, f"{moe}.down", expert) for act, expert in zip(e["act"], e["ids"].tolist(), strict=True)]
                 return {"yr": e["w"] @ torch.stack(outs)}
             case "s_up":
                 return {"sact": self._gated(e["x2"], moe, "s_gate", "s_up", -1)}

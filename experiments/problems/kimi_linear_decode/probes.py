@@ -44,8 +44,7 @@ def _attention_scales(dims: Dims, kinds: tuple[str, ...], part: str) -> list[str
 def _kda_focus(dims: Dims, weights: Mapping[str, Tensor]) -> Overlay:
     """Larger convolution outputs make the delta rule a large part of S; o_proj brings o to the residual's size."""
     convs = [f"blocks.{i}.attn.conv_w" for i, kind in enumerate(dims.layers) if kind == "kda"]
-    return (_scaled(weights, convs, CONV_FACTOR)
-            | _scaled(weights, _attention_scales(dims, ("kda",), "o_proj"), O_PROJ_FACTOR))
+    return _scaled(weights, convs, CONV_FACTOR) | _scaled(weights, _attention_scales(dims, ("kda",), "o_proj"), O_PROJ_FACTOR)
 
 
 def _mla_focus(dims: Dims, weights: Mapping[str, Tensor], sharp: bool) -> Overlay:
@@ -56,20 +55,24 @@ def _mla_focus(dims: Dims, weights: Mapping[str, Tensor], sharp: bool) -> Overla
     down to the size of the cached ones: left several times larger, its softmax weight would magnify honest errors
     more than faults.
     """
+
     def scaled(part: str, factor: float) -> Overlay:
         return _scaled(weights, _attention_scales(dims, ("mla",), part), factor)
 
     projected = LINEAR_STD * math.sqrt(dims.hidden)
     new_row = CACHE_STD if sharp else projected
     ctx = math.hypot(CACHE_STD / math.sqrt(dims.context), new_row / dims.context)
-    y = ctx * LINEAR_STD ** 2 * math.sqrt(dims.kv_lora * dims.heads * dims.v_dim)
+    y = ctx * LINEAR_STD**2 * math.sqrt(dims.kv_lora * dims.heads * dims.v_dim)
     overlay = scaled("o_proj", _power_of_two(DOMINANCE * TOKEN_STD / y))
     if not sharp:
         return overlay | scaled("q_proj", 0.0)
     key = LINEAR_STD * math.sqrt(dims.kv_lora) * CACHE_STD
     score = projected * math.hypot(key * math.sqrt(dims.nope), CACHE_STD * math.sqrt(dims.rope))
-    return (overlay | scaled("q_proj", _power_of_two(SHARP_SCORES * math.sqrt(dims.q_dim) / score))
-            | scaled("kv_a", _power_of_two(CACHE_STD / projected)))
+    return (
+        overlay
+        | scaled("q_proj", _power_of_two(SHARP_SCORES * math.sqrt(dims.q_dim) / score))
+        | scaled("kv_a", _power_of_two(CACHE_STD / projected))
+    )
 
 
 def _one_expert(dims: Dims, weights: Mapping[str, Tensor], secret_seed: int) -> Overlay:
@@ -110,8 +113,7 @@ def probe_overlays(dims: Dims, weights: Mapping[str, Tensor], secret_seed: int) 
     one_expert      one of two secret experts per block takes nearly all weight, with a large output
     =============== ==========================================================================================
     """
-    overlays: dict[str, Overlay] = {
-        "o_proj_x100": _scaled(weights, _attention_scales(dims, ("kda", "mla"), "o_proj"), O_PROJ_FACTOR)}
+    overlays: dict[str, Overlay] = {"o_proj_x100": _scaled(weights, _attention_scales(dims, ("kda", "mla"), "o_proj"), O_PROJ_FACTOR)}
     if "kda" in dims.layers:
         overlays["kda_focus"] = _kda_focus(dims, weights)
     if "mla" in dims.layers:

@@ -34,8 +34,7 @@ def quantise(w: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     rows, columns = w.shape
     if rows % group or group % 2:
-        raise ValueError(f"cannot quantise {rows} rows in groups of {group}: "
-                         "use an even group that divides the rows")
+        raise ValueError(f"cannot quantise {rows} rows in groups of {group}: use an even group that divides the rows")
     grouped = w.view(rows // group, group, columns)
     low, high = grouped.aminmax(dim=1)
     scale = (high - low).clamp_(min=1e-8).div_(15)
@@ -45,8 +44,7 @@ def quantise(w: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     return packed, scale.bfloat16(), zero.bfloat16()
 
 
-def dequantise(w_q: Tensor, scales: Tensor, zeros: Tensor, dtype: torch.dtype,
-               out: Tensor | None = None) -> Tensor:
+def dequantise(w_q: Tensor, scales: Tensor, zeros: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """(q - zero) * scale as [..., K, N] of `dtype`, into `out` if one of that dtype and shape is given.
 
     In bf16 the difference is exact for integer zeros and the product is rounded once; in float32 and float64

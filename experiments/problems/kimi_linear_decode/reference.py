@@ -27,8 +27,14 @@ class Truth:
     ways are equal in exact arithmetic.
     """
 
-    def __init__(self, dims: Dims, weights: Mapping[str, Tensor], dtype: torch.dtype = torch.float32,
-                 cache_bytes: int = DEFAULT_CACHE_BYTES, absorb: bool = True) -> None:
+    def __init__(
+        self,
+        dims: Dims,
+        weights: Mapping[str, Tensor],
+        dtype: torch.dtype = torch.float32,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        absorb: bool = True,
+    ) -> None:
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"the truth is computed in float32 or float64, not {dtype}")
         self.dims = dims
@@ -37,8 +43,7 @@ class Truth:
         self._nodes = node_specs(dims)
         self._absorb = absorb
 
-    def step(self, token: Tensor, state: dict[str, Tensor], position: int,
-             trace: Edges | None = None) -> Tensor:
+    def step(self, token: Tensor, state: dict[str, Tensor], position: int, trace: Edges | None = None) -> Tensor:
         """hidden [c] after one step. `position` is the number of cached rows before the append.
 
         Entries of `state` are replaced by new tensors of the working dtype (a cache that was just full grows by
@@ -49,9 +54,11 @@ class Truth:
         for spec in self._nodes:
             if not self._absorb and spec.kind in ("absorb", "wv"):
                 continue
-            made = self._rows(spec, edges, state, position) if (
-                not self._absorb and spec.kind == "attend") else self.math.run(
-                spec, {name: edges[name] for name in spec.inputs}, state, position)
+            made = (
+                self._rows(spec, edges, state, position)
+                if (not self._absorb and spec.kind == "attend")
+                else self.math.run(spec, {name: edges[name] for name in spec.inputs}, state, position)
+            )
             for name, tensor in made.items():
                 (state if name in spec.writes else edges)[name] = tensor
         return edges["hidden"]
@@ -61,18 +68,24 @@ class Truth:
         dims, own, block = self.dims, f"L{spec.layer}.", f"blocks.{spec.layer}"
         with torch.no_grad():
             key_half, value_half = self.math.kv_b(f"{block}.attn")
-            rows, kr = state[f"{block}.c_kv"][:position + 1], state[f"{block}.k_rope"][:position + 1]
+            rows, kr = state[f"{block}.c_kv"][: position + 1], state[f"{block}.k_rope"][: position + 1]
             keys = torch.einsum("lc,chd->lhd", rows, key_half)
             values = torch.einsum("lc,chv->lhv", rows, value_half)
-            scores = torch.einsum("hd,lhd->hl", edges[own + "q"][:, :dims.nope], keys)
-            queries = rotate_pairs(edges[own + "q"][:, dims.nope:], position, dims.theta)
-            scores = (scores + queries @ kr.T) * dims.q_dim ** -0.5
+            scores = torch.einsum("hd,lhd->hl", edges[own + "q"][:, : dims.nope], keys)
+            queries = rotate_pairs(edges[own + "q"][:, dims.nope :], position, dims.theta)
+            scores = (scores + queries @ kr.T) * dims.q_dim**-0.5
             return {own + "o": torch.einsum("hl,lhv->hv", torch.softmax(scores, dim=-1), values)}
 
 
-def node_reference(dims: Dims, weights: Mapping[str, Tensor], node_name: str, inputs: Mapping[str, Tensor],
-                   state: Mapping[str, Tensor], position: int,
-                   dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def node_reference(
+    dims: Dims,
+    weights: Mapping[str, Tensor],
+    node_name: str,
+    inputs: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    position: int,
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Tensor]:
     """Outputs and changed states of one node, judged from the inputs it actually had.
 
     `inputs` holds the node's input edges in any float dtype (``node_specs`` lists them; ``attn_norm`` of a later

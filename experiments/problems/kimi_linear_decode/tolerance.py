@@ -32,7 +32,7 @@ Step = Callable[[Tensor, dict[str, Tensor], int], Tensor]
 RMS_FACTOR = 2.0
 ELEMENT_FACTOR = 4.0  # torch_best, a different honest implementation, stays within 1.7
 # What one rounding to the storage type costs: no bound is set below it, however exact the baseline was by luck.
-FLOORS = {"bf16": 2.0 ** -9, "f32": 1e-5}
+FLOORS = {"bf16": 2.0**-9, "f32": 1e-5}
 ROUTING_MARGIN = 0.02
 MAX_ROUTING_SLOPE = 1.0
 NEGLIGIBLE_SHARE = 1e-4
@@ -132,8 +132,7 @@ def routes_clearly(dims: Dims, weights: Mapping[str, Tensor], trace: Mapping[str
     return routing_gap(dims, weights, trace) >= margin and routing_slope(dims, weights, trace) <= MAX_ROUTING_SLOPE
 
 
-def draw_case(truth: Truth, context: int, seed: int, steps: int = 1,
-              margin: float = ROUTING_MARGIN) -> Case:
+def draw_case(truth: Truth, context: int, seed: int, steps: int = 1, margin: float = ROUTING_MARGIN) -> Case:
     """The first case from `seed` on whose truth routes clearly, with a gap of `margin`, in every step.
 
     A margin of 0 keeps every draw. Redraws take fixed strides of the seed, so the result is reproducible.
@@ -153,8 +152,7 @@ def draw_case(truth: Truth, context: int, seed: int, steps: int = 1,
         expected = chain(traced, token, state, context, steps)
         if all(clear) or margin <= 0:
             return Case(token, state, context, steps, used, expected)
-    raise RuntimeError(f"no case of {REDRAWS} keeps a routing gap of {margin} over {steps} steps: "
-                       "use fewer steps or a smaller margin")
+    raise RuntimeError(f"no case of {REDRAWS} keeps a routing gap of {margin} over {steps} steps: use fewer steps or a smaller margin")
 
 
 def _fresh_rows(name: str, case: Case) -> slice | None:
@@ -191,8 +189,7 @@ def structure_faults(dims: Dims, case: Case, actual: Outcome) -> list[str]:
     """Wrong names, dtypes, shapes or strides: to be settled before any value is looked at."""
     faults: list[str] = []
     if actual.hidden.dtype != torch.bfloat16 or tuple(actual.hidden.shape) != (dims.hidden,):
-        faults.append(f"hidden is {actual.hidden.dtype} {tuple(actual.hidden.shape)}, "
-                      f"expected bfloat16 ({dims.hidden},)")
+        faults.append(f"hidden is {actual.hidden.dtype} {tuple(actual.hidden.shape)}, expected bfloat16 ({dims.hidden},)")
     filled = case.position + case.steps
     for spec in state_specs(dims, filled):
         got = actual.state.get(spec.name)
@@ -202,8 +199,7 @@ def structure_faults(dims: Dims, case: Case, actual: Outcome) -> list[str]:
         cache = spec.name.endswith((".c_kv", ".k_rope"))
         rows_fit = got.shape[:1] >= (filled,) if cache else got.shape[:1] == spec.shape[:1]
         if got.dtype != spec.torch_dtype or tuple(got.shape[1:]) != spec.shape[1:] or not rows_fit:
-            faults.append(f"state {spec.name} is {got.dtype} {tuple(got.shape)}, "
-                          f"expected {spec.torch_dtype} {spec.shape}")
+            faults.append(f"state {spec.name} is {got.dtype} {tuple(got.shape)}, expected {spec.torch_dtype} {spec.shape}")
         elif not got.is_contiguous():
             faults.append(f"state {spec.name} is not contiguous")
     unknown = sorted(set(actual.state) - {spec.name for spec in state_specs(dims, filled)})
@@ -219,10 +215,10 @@ def copy_faults(case: Case, actual: Outcome) -> list[str]:
             continue
         after = actual.state[name]
         if name.endswith((".c_kv", ".k_rope")):
-            same = torch.equal(after[:case.position], before[:case.position].to(after.dtype))
+            same = torch.equal(after[: case.position], before[: case.position].to(after.dtype))
         else:
             kept = rows.start
-            same = torch.equal(after[:kept], before[WINDOW_ROWS - kept:].to(after.dtype))
+            same = torch.equal(after[:kept], before[WINDOW_ROWS - kept :].to(after.dtype))
         if not same:
             faults.append(f"{name}: rows that are only copied have changed")
     return faults
@@ -235,13 +231,21 @@ def bounds_of(dims: Dims, errors: Sequence[Mapping[str, TensorError]]) -> dict[s
     for name in errors[0]:
         floor = FLOORS[kinds[name]]
         relative = [one[name].relative for one in errors]
-        bounds[name] = Bound(max(statistics.median(relative), floor), max(*relative, floor),
-                             max(*(one[name].element for one in errors), floor))
+        bounds[name] = Bound(
+            max(statistics.median(relative), floor), max(*relative, floor), max(*(one[name].element for one in errors), floor)
+        )
     return bounds
 
 
-def calibrate(dims: Dims, weights: Mapping[str, Tensor], overlay: Mapping[str, Tensor], seeds: Iterable[int],
-              context: int, steps: int = 1, margin: float = ROUTING_MARGIN) -> dict[str, Bound]:
+def calibrate(
+    dims: Dims,
+    weights: Mapping[str, Tensor],
+    overlay: Mapping[str, Tensor],
+    seeds: Iterable[int],
+    context: int,
+    steps: int = 1,
+    margin: float = ROUTING_MARGIN,
+) -> dict[str, Bound]:
     """The baseline's error against the truth under `overlay`, per output and state tensor, over `seeds`."""
     return prepare_check("", dims, weights, overlay, seeds, context, steps, margin).bounds
 
@@ -252,9 +256,11 @@ def violations(bounds: Mapping[str, Bound], errors: Sequence[Mapping[str, Tensor
     for name, bound in bounds.items():
         relative = [one[name].relative for one in errors]
         element = max(one[name].element for one in errors)
-        for what, value, limit in (("median error", statistics.median(relative), RMS_FACTOR * bound.median),
-                                   ("worst error", max(relative), RMS_FACTOR * bound.worst),
-                                   ("largest element error", element, ELEMENT_FACTOR * bound.element)):
+        for what, value, limit in (
+            ("median error", statistics.median(relative), RMS_FACTOR * bound.median),
+            ("worst error", max(relative), RMS_FACTOR * bound.worst),
+            ("largest element error", element, ELEMENT_FACTOR * bound.element),
+        ):
             if not value <= limit:
                 found.append(f"{name}: {what} {value:.3g} is above {limit:.3g}")
     return found
@@ -280,13 +286,20 @@ class Check:
         return violations(self.bounds, errors) + sorted(set(copies))
 
 
-def prepare_check(name: str, dims: Dims, weights: Mapping[str, Tensor], overlay: Mapping[str, Tensor],
-                  seeds: Iterable[int], context: int, steps: int = 1, margin: float = ROUTING_MARGIN) -> Check:
+def prepare_check(
+    name: str,
+    dims: Dims,
+    weights: Mapping[str, Tensor],
+    overlay: Mapping[str, Tensor],
+    seeds: Iterable[int],
+    context: int,
+    steps: int = 1,
+    margin: float = ROUTING_MARGIN,
+) -> Check:
     """Draw the cases of `seeds` under the overlaid weights and calibrate on them."""
     patched = {**weights, **overlay}
     truth = Truth(dims, patched, truth_dtype(dims))
     baseline = MaterialisingBaseline(dims, patched)
     cases = tuple(draw_case(truth, context, seed, steps, margin) for seed in seeds)
-    errors = [case_errors(case, chain(baseline.step, case.token, case.state, case.position, case.steps))
-              for case in cases]
+    errors = [case_errors(case, chain(baseline.step, case.token, case.state, case.position, case.steps)) for case in cases]
     return Check(name, patched, cases, bounds_of(dims, errors))

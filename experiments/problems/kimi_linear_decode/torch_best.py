@@ -41,8 +41,9 @@ def pack_int4(parts: Sequence[tuple[Tensor, Tensor, Tensor]], group: int) -> _In
     """
     w_q, scales, zeros = (torch.cat([part[j] for part in parts], dim=-1) for j in range(3))
     if w_q.shape[-1] % PACK_COLUMNS:
-        raise ValueError(f"torch's int4 kernel needs whole tiles of {PACK_COLUMNS} columns, "
-                         f"got {w_q.shape[-1]}: use sizes that are multiples of it")
+        raise ValueError(
+            f"torch's int4 kernel needs whole tiles of {PACK_COLUMNS} columns, got {w_q.shape[-1]}: use sizes that are multiples of it"
+        )
     q = torch.empty(2 * w_q.shape[0], w_q.shape[1], dtype=torch.int32)
     unpack_nibbles(w_q, q)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q.T.contiguous(), 1)
@@ -87,8 +88,9 @@ class TorchBest:
         self.dims = dims
         self._weights = weights
         with torch.inference_mode():
-            self._attn = [self._load_kda(f"blocks.{i}") if kind == "kda" else self._load_mla(f"blocks.{i}")
-                          for i, kind in enumerate(dims.layers)]
+            self._attn = [
+                self._load_kda(f"blocks.{i}") if kind == "kda" else self._load_mla(f"blocks.{i}") for i, kind in enumerate(dims.layers)
+            ]
             self._moe = [self._load_moe(f"blocks.{i}") for i in range(len(dims.layers))] if dims.moe else []
         self._weights = {}
 
@@ -104,22 +106,35 @@ class TorchBest:
     def _load_kda(self, block: str) -> _Kda:
         attn = f"{block}.attn"
         taps = self._weights[f"{attn}.conv_w"].float().flatten(0, 1).T.contiguous()
-        return _Kda(self._weights[f"{block}.attn_norm"], self._pack(*(f"{attn}.{p}_proj" for p in "qkvg")),
-                    self._weights[f"{attn}.beta_proj.weight"].float(), taps, self._pack(f"{attn}.o_proj"))
+        return _Kda(
+            self._weights[f"{block}.attn_norm"],
+            self._pack(*(f"{attn}.{p}_proj" for p in "qkvg")),
+            self._weights[f"{attn}.beta_proj.weight"].float(),
+            taps,
+            self._pack(f"{attn}.o_proj"),
+        )
 
     def _load_mla(self, block: str) -> _Mla:
         dims, attn = self.dims, f"{block}.attn"
         both = dequantise(*self._parts(f"{attn}.kv_b"), BF16).view(dims.kv_lora, dims.heads, -1)
-        return _Mla(self._weights[f"{block}.attn_norm"], self._pack(f"{attn}.q_proj", f"{attn}.kv_a"),
-                    both[..., :dims.nope].permute(1, 2, 0).contiguous(),
-                    both[..., dims.nope:].permute(1, 0, 2).contiguous(), self._pack(f"{attn}.o_proj"))
+        return _Mla(
+            self._weights[f"{block}.attn_norm"],
+            self._pack(f"{attn}.q_proj", f"{attn}.kv_a"),
+            both[..., : dims.nope].permute(1, 2, 0).contiguous(),
+            both[..., dims.nope :].permute(1, 0, 2).contiguous(),
+            self._pack(f"{attn}.o_proj"),
+        )
 
     def _load_moe(self, block: str) -> _Moe:
         moe, experts = f"{block}.moe", range(self.dims.experts)
         gate_up = [self._pack(f"{moe}.gate", f"{moe}.up", expert=e) for e in experts]
         down = [self._pack(f"{moe}.down", expert=e) for e in experts]
-        return _Moe(self._weights[f"{block}.moe_norm"], self._weights[f"{moe}.router.weight"].float(),
-                    [*gate_up, self._pack(f"{moe}.s_gate", f"{moe}.s_up")], [*down, self._pack(f"{moe}.s_down")])
+        return _Moe(
+            self._weights[f"{block}.moe_norm"],
+            self._weights[f"{moe}.router.weight"].float(),
+            [*gate_up, self._pack(f"{moe}.s_gate", f"{moe}.s_up")],
+            [*down, self._pack(f"{moe}.s_down")],
+        )
 
     # -- step ------------------------------------------------------------------------------------------------
 
@@ -129,8 +144,7 @@ class TorchBest:
         h = token[None]
         for i, attn in enumerate(self._attn):
             x = self._norm(h, attn.norm)
-            o = self._kda(f"blocks.{i}", attn, x, state) if isinstance(attn, _Kda) else self._mla(
-                f"blocks.{i}", attn, x, state, position)
+            o = self._kda(f"blocks.{i}", attn, x, state) if isinstance(attn, _Kda) else self._mla(f"blocks.{i}", attn, x, state, position)
             h = h + attn.o_proj(o)
             if self._moe:
                 h = h + self._mix(self._moe[i], self._norm(h, self._moe[i].norm))
@@ -143,13 +157,13 @@ class TorchBest:
         dims, c = self.dims, self.dims.channels
         y = w.qkvg(x)
         windows = [state[f"{block}.{name}"] for name in WINDOWS]
-        rows = torch.cat((torch.cat(windows, dim=1), y[:, :3 * c]))
+        rows = torch.cat((torch.cat(windows, dim=1), y[:, : 3 * c]))
         for m, window in enumerate(windows):
-            window.copy_(rows[1:, m * c:(m + 1) * c])
+            window.copy_(rows[1:, m * c : (m + 1) * c])
         mixed = functional.silu((rows * w.taps).sum(0)).to(BF16).float()
         q, k, v = mixed.view(3, dims.heads, dims.head_dim)
-        q = q * dims.head_dim ** -0.5
-        decay = torch.exp(-functional.softplus(y[0, 3 * c:].float())).view(dims.heads, dims.head_dim)
+        q = q * dims.head_dim**-0.5
+        decay = torch.exp(-functional.softplus(y[0, 3 * c :].float())).view(dims.heads, dims.head_dim)
         beta = torch.sigmoid(w.beta.mv(x[0].float()))[:, None]
         s = state[f"{block}.S"]
         # One pass over the old state serves both products: q.S' = (q * decay).S + (q.k) * delta.
@@ -164,17 +178,16 @@ class TorchBest:
         dims = self.dims
         y = w.q_kva(x)[0]
         cut = dims.heads * dims.q_dim
-        q, latent = y[:cut].view(dims.heads, dims.q_dim), y[cut:cut + dims.kv_lora]
-        keys = torch.cat((q[:, dims.nope:], y[None, cut + dims.kv_lora:]))
+        q, latent = y[:cut].view(dims.heads, dims.q_dim), y[cut : cut + dims.kv_lora]
+        keys = torch.cat((q[:, dims.nope :], y[None, cut + dims.kv_lora :]))
         turned = rotate(keys, position, dims.theta)
         rows = append_cache(state, f"{block}.c_kv", latent, position)
         row_keys = append_cache(state, f"{block}.k_rope", turned[-1], position)
-        absorbed = torch.bmm(q[:, None, :dims.nope], w.key_up)[:, 0]
+        absorbed = torch.bmm(q[:, None, : dims.nope], w.key_up)[:, 0]
         queries = torch.cat((absorbed, turned[:-1]), dim=1)
         # Values are the keys' first kv_lora columns: passing the keys as values too keeps the fused kernel usable.
         cached = torch.cat((rows, row_keys), dim=1)[None, None]
-        ctx = functional.scaled_dot_product_attention(queries[None, None], cached, cached,
-                                                      scale=dims.q_dim ** -0.5)[0, 0, :, :dims.kv_lora]
+        ctx = functional.scaled_dot_product_attention(queries[None, None], cached, cached, scale=dims.q_dim**-0.5)[0, 0, :, : dims.kv_lora]
         return torch.bmm(ctx[:, None], w.value_up).view(1, -1)
 
     def _mix(self, w: _Moe, x: Tensor) -> Tensor:
@@ -183,5 +196,5 @@ class TorchBest:
         experts = [*ids.tolist(), self.dims.experts]
         gate, up = torch.cat([w.gate_up[e](x) for e in experts]).chunk(2, dim=1)
         act = functional.silu(gate) * up
-        outs = torch.cat([w.down[e](act[j:j + 1]) for j, e in enumerate(experts)])
+        outs = torch.cat([w.down[e](act[j : j + 1]) for j, e in enumerate(experts)])
         return (scale @ outs.float()).to(BF16)[None]

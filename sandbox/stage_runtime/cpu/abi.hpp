@@ -102,17 +102,6 @@ public:
         return n;
     }
     uint64_t dispatches() const { return crew_.dispatches(); }
-    // Decodes every packed unit of a node again and compares with what its canonical tensors say (the unpack test).
-    int unpack(const char* node, int unit, float* out) {
-        for (int i = 0; i < plan::kNodeCount; ++i)
-            if (std::strcmp(plan::kNodes[i].name, node) == 0) {
-                const StageInfo& s = plan::kStages[plan::kNodes[i].stage];
-                if (unit < 0 || unit >= plan::kNodes[i].units || !s.unpack) return error = "no such unit", 1;
-                s.unpack(packed_->data() + offset_[i] + size_t(unit) * unit_bytes(i), out);
-                return 0;
-            }
-        return error = std::string("no node '") + node + "'", 1;
-    }
 
 private:
     static size_t unit_bytes(int node) {
@@ -284,7 +273,6 @@ KB_API const char* kb_describe(void* h) { return static_cast<kb::Program*>(h)->d
 KB_API const char* kb_error(void* h) { return static_cast<kb::Program*>(h)->error.c_str(); }
 KB_API int32_t kb_stamps(void* h, uint64_t* ns, int32_t capacity) { return static_cast<kb::Program*>(h)->stamps(ns, capacity); }
 KB_API int32_t kb_dump(void* h, const char* tensor, void* dst, uint64_t bytes) { return static_cast<kb::Program*>(h)->dump(tensor, dst, bytes); }
-KB_API int32_t kb_unpack(void* h, const char* node, int32_t unit, float* out) { return static_cast<kb::Program*>(h)->unpack(node, unit, out); }
 KB_API int32_t kb_read_pass(void* h, int64_t position, int32_t variant) {
     auto* p = static_cast<kb::Program*>(h);
     variant == 1 ? p->read_pass<1>(position) : variant == 2 ? p->read_pass<2>(position) : p->read_pass<0>(position);

@@ -77,7 +77,7 @@ struct Own {
     KB_INLINE void put16(size_t i, f32x16 v) const {
         KB_BOUND(i + 16 <= n);
         if constexpr (sizeof(T) == 2)
-            for (int j = 0; j < 16; ++j) p[i + j] = to_bf16(v[j]);
+            store16(p + i, v);
         else store16(p + i, v);
     }
 };

@@ -17,12 +17,12 @@ struct StageInfo {
     int pages;
     size_t page_bytes, scratch_bytes;
     const char* (*pack)(const Unit&, std::byte*);
-    void (*unpack)(const std::byte*, float*);
 };
 template <class S>
 constexpr StageInfo stage_info() {
-    if constexpr (S::kPages > 0) return {S::kPages, S::kPageBytes, S::kScratchBytes, &S::pack, &S::unpack};
-    else return {0, 0, S::kScratchBytes, nullptr, nullptr};
+    static_assert(S::kPageBytes % 64 == 0, "pages are whole cache lines");
+    if constexpr (S::kPages > 0) return {S::kPages, S::kPageBytes, S::kScratchBytes, &S::pack};
+    else return {0, 0, S::kScratchBytes, nullptr};
 }
 struct SegmentInfo {
     const char* tensor;

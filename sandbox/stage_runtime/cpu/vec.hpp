@@ -54,6 +54,12 @@ KB_INLINE f32x16 load16(const bf16* p) {
     return bitcast<f32x16>(__builtin_convertvector(load_bytes<u16x16>(p), u32x16) << 16);
 }
 KB_INLINE void store16(float* p, f32x16 v) { std::memcpy(p, &v, sizeof v); }
+KB_INLINE void store16(bf16* p, f32x16 v) {  // to bf16, nearest even; NaN stays NaN
+    const u32x16 u = bitcast<u32x16>(v), rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    const i32x16 nan = v != v;
+    const u16x16 bits = __builtin_convertvector(nan ? ((u >> 16) | 0x40u) : rounded, u16x16);
+    std::memcpy(p, &bits, sizeof bits);
+}
 KB_INLINE f32x16 splat(float x) { return f32x16{} + x; }
 
 KB_INLINE float sum16(f32x16 v) {
