@@ -77,7 +77,6 @@ def run(
     with _plain_errors(console):
         judge = Judge(cache or platformdirs.user_cache_path("kernelbraid"), unsafe=unsafe, threads=threads or None)
         folder = RunFolder.new(runs or platformdirs.user_data_path("kernelbraid") / "runs", f"{Path(problem).name}-{size}")
-        memory = (runs or platformdirs.user_data_path("kernelbraid")) / "memory" / "tricks.jsonl"
         console.print(f"kernelbraid: {problem}/{size} on {judge.threads} threads of {judge.environment.cpu}")
         console.print(f"measuring {describe_effort(settings.effort)}; box: {judge.walls.level}")
         for name, why in judge.walls.missing:
@@ -85,7 +84,7 @@ def run(
         console.print(f"results go to {folder.path}")
         folder.write_json("environment.json", judge.environment.model_dump(mode="json"))
         folder.write_json("settings.json", json.loads(json.dumps(settings, default=vars)))
-        outcome = Job(settings, judge, folder, memory, console.print).run()
+        outcome = Job(settings, judge, folder, memory_file(runs), console.print).run()
         show(outcome, console)
     if as_json:
         sys.stdout.write(json.dumps(outcome.summary) + "\n")
@@ -104,6 +103,31 @@ def problems() -> None:
         sys.stdout.write(f"{settings['name']}: {settings['title']}\n")
         for size, about in settings["sizes"].items():
             sys.stdout.write(f"  {size:10} {about}\n")
+
+
+@app.command()
+def memory(runs: RunsFolder = None, as_json: Json = False) -> None:
+    """List the tricks that were proven, newest last, with the evaluations that prove them."""
+    from memory.trick import load
+
+    path = memory_file(runs)
+    tricks = load(path)
+    for trick in tricks:
+        r = trick.ratio
+        sys.stdout.write(f"{trick.at}  {trick.problem}/{trick.size} {trick.target}: {trick.claim}\n")
+        sys.stdout.write(
+            f"  {r.median:.3f}x (95 % {r.low:.3f} to {r.high:.3f}, {r.processes} process pairs)  candidate {trick.candidate[:16]}"
+        )
+        sys.stdout.write(f"  evaluations {' '.join(e[:16] for e in trick.evaluations)}\n")
+    if not tricks:
+        Console(stderr=True).print(f"no tricks yet in {path}", soft_wrap=True)
+    if as_json:
+        sys.stdout.write(json.dumps([t.model_dump(mode="json") for t in tricks]) + "\n")
+
+
+def memory_file(runs: Path | None) -> Path:
+    """Where tricks are kept: beside the run folders."""
+    return (runs or platformdirs.user_data_path("kernelbraid")) / "memory" / "tricks.jsonl"
 
 
 class _plain_errors:  # noqa: N801

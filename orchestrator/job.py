@@ -181,7 +181,9 @@ class Job:
         self.say(f"  {name}: {evaluation.status}, {evaluation.standing}" + (f"\n{evaluation.log.strip()}" if evaluation.log else ""))
         return candidate, evaluation
 
-    def name_the_guilty(self, plan: Plan, best: dict[str, Implementation], evaluation: Evaluation, checks: Sequence[Prepared]) -> Evaluation:
+    def name_the_guilty(
+        self, plan: Plan, best: dict[str, Implementation], evaluation: Evaluation, checks: Sequence[Prepared]
+    ) -> Evaluation:
         """Bisect a failed megakernel; guilty kinds in `best` are replaced by their oracles. Returns the record with the names."""
         self.say("  bisecting: stages are swapped back to their oracles until the guilty one is alone")
         oracles = pick(self.graph, self.implementations, "cpu", oracle=True)

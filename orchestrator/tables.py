@@ -33,21 +33,23 @@ def show(outcome: Outcome, console: Console) -> None:
         table.add_row("all", f"{total[0]:.1f}", f"{total[1]:.1f}", f"{total[2] / 1e6:.2f}")
         console.print(table)
     summary = outcome.summary
-    verdict = Table(show_header=False, box=None, title="result", title_justify="left")
-    verdict.add_row("status", f"{summary['status']} ({summary['standing']})")
+    rows = [("status", f"{summary['status']} ({summary['standing']})")]
     last = list(outcome.plans.values())[-1][2]
     if last.times is not None:
-        verdict.add_row("one step", said(last.times.step_seconds, 1e6, " us"))
-        for name, r in last.times.vs.items():
-            verdict.add_row(f"faster than {name}", said(r, 1.0, "x"))
+        rows.append(("one step", said(last.times.step_seconds, 1e6, " us")))
+        rows += [(f"faster than {name}", said(r, 1.0, "x")) for name, r in last.times.vs.items()]
         if last.times.read_pass_share:
-            verdict.add_row("of the read-only pass's rate", said(last.times.read_pass_share, 100.0, " %"))
-    verdict.add_row("dispatches per step", f"{summary['dispatches_per_step']} (evidence: {summary['dispatch_evidence']})")
-    verdict.add_row("all-to-alls", f"{summary['all_to_alls']} (unfused: {summary['unfused_all_to_alls']})")
-    verdict.add_row("tricks admitted to memory", str(summary["memory_admitted"]))
-    verdict.add_row("kernel", summary["kernel"])
-    verdict.add_row("run folder", summary["run_folder"])
-    console.print(verdict)
+            rows.append(("of the read-only pass's rate", said(last.times.read_pass_share, 100.0, " %")))
+    rows += [
+        ("dispatches per step", f"{summary['dispatches_per_step']} (evidence: {summary['dispatch_evidence']})"),
+        ("all-to-alls", f"{summary['all_to_alls']} (unfused: {summary['unfused_all_to_alls']})"),
+        ("tricks admitted to memory", str(summary["memory_admitted"])),
+        ("kernel", summary["kernel"]),
+        ("run folder", summary["run_folder"]),
+    ]
+    console.print("result")
+    for name, text in rows:
+        console.print(f"  {name:<30}{text}")
 
 
 def said(x: Interval, scale: float, unit: str) -> str:
