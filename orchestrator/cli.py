@@ -94,15 +94,14 @@ def run(
 @app.command()
 def problems() -> None:
     """List the problems of this checkout with their sizes."""
-    import yaml
-
-    from sandbox.problem import PROBLEMS
+    from sandbox.problem import PROBLEMS, Problem
 
     for path in sorted(PROBLEMS.glob("*/problem.yaml")):
-        settings = yaml.safe_load(path.read_text())
-        sys.stdout.write(f"{settings['name']}: {settings['title']}\n")
-        for size, about in settings["sizes"].items():
+        spec = Problem(path.parent.name, "", path.parent).spec
+        sys.stdout.write(f"{spec.name}: {spec.title}\n")
+        for size, about in spec.sizes.items():
             sys.stdout.write(f"  {size:10} {about}\n")
+        sys.stdout.write(f"  baselines  {', '.join(spec.baselines)}\n  plans      {', '.join(spec.plans)}\n")
 
 
 @app.command()

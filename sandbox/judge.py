@@ -122,7 +122,7 @@ class Judge:
 
     def open_rival(self, name: str, problem: Problem, limits: JudgeLimits) -> ChildProcess:
         """A started and loaded child for one of the problem's PyTorch implementations, with as many threads."""
-        known = problem.settings["baselines"]
+        known = problem.spec.baselines
         if name not in known:
             raise UnavailableError(f"problem '{problem.name}' has no baseline '{name}'; it has {sorted(known)}")
         weights = [problem.weights_file(self.cache)]
@@ -131,7 +131,7 @@ class Judge:
                                        environment={"GOMP_SPINCOUNT": "300000"})  # fmt: skip
         child.__enter__()
         try:
-            child.load_torch(problem=problem.folder, module=known[name]["module"], name=known[name]["class"], size=problem.size,
+            child.load_torch(problem=problem.folder, module=known[name].module, name=known[name].cls, size=problem.size,
                              threads=self.threads, timeout=limits.wall_s)  # fmt: skip
         except BaseException:
             child.close()
@@ -205,7 +205,7 @@ class _Run:
             problem=self.problem.name, size=self.problem.size, candidate=c.id, candidate_name=c.name, role=c.role, node=c.node,
             environment=self.place.environment, purpose=purpose, attempt=attempt, status=self.status, standing=self.standing,
             cases=tuple(self.cases) if wrong or self.status is Status.PASSED else (), times=self.times, dispatches_per_step=self.dispatches,
-            dispatch_evidence="runtime" if self.dispatches is not None else "", dispatch_policy=self.problem.settings.get("max_dispatches"),
+            dispatch_evidence="runtime" if self.dispatches is not None else "", dispatch_policy=self.problem.spec.max_dispatches,
             compile_seconds=self.compile_seconds, load_seconds=statistics.median(self.load_seconds) if self.load_seconds else 0.0,
             peak_bytes=self.peak, log=self.log[-LOG_CHARS:], seconds=seconds,
         )  # fmt: skip
@@ -287,7 +287,7 @@ class _Run:
 
     def too_many_dispatches(self) -> bool:
         """The gate on launches: what the runtime counted against what the problem allows."""
-        allowed = self.problem.settings.get("max_dispatches")
+        allowed = self.problem.spec.max_dispatches
         over = allowed is not None and (self.dispatches or 0.0) > allowed
         if over:
             self.fail(Status.RULE_BROKEN, f"{self.dispatches} dispatches per step; the problem allows {allowed}")
@@ -295,8 +295,8 @@ class _Run:
 
     def time_solution(self) -> None:
         place, problem, limits = self.place, self.problem, self.limits
-        settings = problem.settings["baselines"]
-        rivals = [Rival(name, functools.partial(place.open_rival, name, problem, limits), settings.get(name, {}).get("chain"))
+        known = problem.spec.baselines
+        rivals = [Rival(name, functools.partial(place.open_rival, name, problem, limits), known[name].chain if name in known else None)
                   for name in limits.rivals]  # fmt: skip
         for name, other in self.incumbents.items():
             rivals.append(Rival(name, functools.partial(place.open_compiled, other, problem, limits)))

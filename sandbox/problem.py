@@ -16,9 +16,11 @@ from typing import Any
 
 import yaml
 from filelock import FileLock
+from pydantic import ValidationError
 
 from sandbox.errors import ProblemError
 from sandbox.graph import StageGraph
+from sandbox.records import Frozen
 
 PROBLEMS = Path(__file__).resolve().parent.parent / "experiments" / "problems"
 
@@ -30,6 +32,30 @@ def problem_folder(name: str) -> Path:
             return folder.resolve()
     known = sorted(p.parent.name for p in PROBLEMS.glob("*/problem.yaml"))
     raise ProblemError(f"no problem '{name}' (no problem.yaml there); the checkout has {known}")
+
+
+class Baseline(Frozen):
+    """A PyTorch implementation of the problem: class `cls` of a module of its package. `chain`: steps of a timed chain where
+    a step takes so long that the candidate's chain length would only cost time."""
+
+    module: str
+    cls: str
+    about: str = ""
+    chain: int | None = None
+
+
+class ProblemSpec(Frozen):
+    """The problem.yaml: what is to be computed, at which sizes, under which rules."""
+
+    name: str
+    title: str
+    default_size: str
+    sizes: dict[str, str]
+    outputs: tuple[str, ...]
+    feed: dict[str, str]  # output -> input of the next step of a chain
+    max_dispatches: int | None = None
+    baselines: dict[str, Baseline]
+    plans: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,9 +84,13 @@ class Problem:
         return importlib.import_module(f"{self.folder.name}.{name}")
 
     @functools.cached_property
-    def settings(self) -> dict[str, Any]:
-        """The problem.yaml."""
-        return dict(yaml.safe_load((self.folder / "problem.yaml").read_text()))
+    def spec(self) -> ProblemSpec:
+        """The problem.yaml. Raises ProblemError with what is wrong in it."""
+        path = self.folder / "problem.yaml"
+        try:
+            return ProblemSpec.model_validate(yaml.safe_load(path.read_text()))
+        except (ValidationError, yaml.YAMLError) as error:
+            raise ProblemError(f"{path} is not a problem description: {error}") from error
 
     @functools.cached_property
     def dims(self) -> Any:

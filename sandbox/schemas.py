@@ -12,8 +12,9 @@ from sandbox.candidate import Candidate, Implementation
 from sandbox.evaluation import Environment, Evaluation
 from sandbox.graph import StageGraph
 from sandbox.plan import Plan
+from sandbox.problem import ProblemSpec
 
-RECORDS: tuple[type[BaseModel], ...] = (StageGraph, Plan, Implementation, Candidate, Environment, Evaluation)
+RECORDS: tuple[type[BaseModel], ...] = (ProblemSpec, StageGraph, Plan, Implementation, Candidate, Environment, Evaluation)
 
 
 def schemas() -> dict[str, str]:
