@@ -21,6 +21,7 @@ from orchestrator.run_folder import RunFolder
 from sandbox.box_errors import CompileFailed, CompileLimit
 from sandbox.candidate import Candidate, Implementation
 from sandbox.checking import CheckPlan, Prepared, prepare_checks
+from sandbox.errors import ProblemError
 from sandbox.evaluation import Evaluation, Interval, Purpose, Status
 from sandbox.judge import Judge, JudgeLimits
 from sandbox.plan import Plan
@@ -64,6 +65,10 @@ class Job:
         self.settings, self.judge, self.folder, self.memory, self.say = settings, judge, folder, memory, say
         self.problem = Problem.load(settings.problem, settings.size)
         self.graph = self.problem.graph
+        known = self.problem.spec.baselines
+        for rival in settings.rivals:
+            if rival not in known:
+                raise ProblemError(f"problem '{settings.problem}' has no baseline '{rival}'; it has {sorted(known)}")
         self.implementations = load_implementations()
         self.outcome = Outcome()
         self.started = time.monotonic()
