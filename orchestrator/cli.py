@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Searches for fast GPU kernels with a team of agents; a judge re-measures everything.\n\n"
+    help="Braids separately proven stages into one kernel per decode step; a judge re-measures everything.\n\n"
     "Examples:\n\n  kernelbraid run\n\n  kernelbraid run --size full --json\n\n  kernelbraid problems",
 )
 
@@ -28,7 +29,7 @@ Size = Annotated[str, typer.Option(help="One of the problem's sizes.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of the kernel and of every baseline; 0: all CPUs this process may use.")]
 RunsFolder = Annotated[Path | None, typer.Option(help="Where run folders are made. Default: the user's data folder.")]
 CacheFolder = Annotated[Path | None, typer.Option(help="Weights and compiled libraries. Default: the user's cache folder.")]
-Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
+Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is JSON.")]
 Unsafe = Annotated[bool, typer.Option("--unsafe", help="Judge even where nothing can contain a candidate.")]
 
 
@@ -75,16 +76,30 @@ def run(
         checks=CheckPlan(seeds=seeds), effort=Effort(processes=processes, pairs=pairs),
     )  # fmt: skip
     with _plain_errors(console):
-        judge = Judge(cache or platformdirs.user_cache_path("kernelbraid"), unsafe=unsafe, threads=threads or None)
+        settings.check()
+        judge = Judge(cache or platformdirs.user_cache_path("kernelbraid"), unsafe=unsafe, threads=threads or None,
+                      progress=lambda text: console.print(text, style="dim"))  # fmt: skip
         folder = RunFolder.new(runs or platformdirs.user_data_path("kernelbraid") / "runs", f"{Path(problem).name}-{size}")
         console.print(f"kernelbraid: {problem}/{size} on {judge.threads} threads of {judge.environment.cpu}")
         console.print(f"measuring {describe_effort(settings.effort)}; box: {judge.walls.level}")
         for name, why in judge.walls.missing:
             console.print(f"  wall missing: {name} ({why})")
+        load = os.getloadavg()[0]
+        if load > 0.5 * judge.threads:
+            console.print(
+                f"this machine is busy (load {load:.1f} on {judge.threads} CPUs): times will be noisy and may be quarantined",
+                style="yellow",
+            )
         console.print(f"results go to {folder.path}")
         folder.write_json("environment.json", judge.environment.model_dump(mode="json"))
-        folder.write_json("settings.json", json.loads(json.dumps(settings, default=vars)))
-        outcome = Job(settings, judge, folder, memory_file(runs), console.print).run()
+        resolved = json.loads(json.dumps(settings, default=vars))
+        folder.write_json("settings.json", resolved | {"threads": judge.threads, "cache": str(judge.cache), "command": sys.argv})
+        try:
+            outcome = Job(settings, judge, folder, memory_file(runs), console.print).run()
+        except KeyboardInterrupt:
+            folder.event("run.interrupted")
+            console.print(f"interrupted; what was judged so far is in {folder.path}")
+            raise typer.Exit(130) from None
         show(outcome, console)
     if as_json:
         sys.stdout.write(json.dumps(outcome.summary) + "\n")
@@ -139,6 +154,8 @@ class _plain_errors:  # noqa: N801
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            error = KernelbraidError(f"{error}; choose other folders with --runs and --cache")
         if isinstance(error, KernelbraidError):
             self.console.print(f"error: {error}", style="red", markup=False)
             raise typer.Exit(2) from None

@@ -46,6 +46,16 @@ class JobSettings:
     checks: CheckPlan = field(default_factory=CheckPlan)
     effort: Effort = field(default_factory=Effort)
 
+    def check(self) -> None:
+        """Refuse what cannot be run, before anything is made. Raises ProblemError."""
+        problem = Problem.load(self.problem, self.size)
+        known = problem.spec.baselines
+        for rival in self.rivals:
+            if rival not in known:
+                raise ProblemError(f"problem '{self.problem}' has no baseline '{rival}'; it has {sorted(known)}")
+        for plan in self.plans:
+            problem.plan_file(plan)
+
 
 @dataclass
 class Outcome:
@@ -65,10 +75,6 @@ class Job:
         self.settings, self.judge, self.folder, self.memory, self.say = settings, judge, folder, memory, say
         self.problem = Problem.load(settings.problem, settings.size)
         self.graph = self.problem.graph
-        known = self.problem.spec.baselines
-        for rival in settings.rivals:
-            if rival not in known:
-                raise ProblemError(f"problem '{settings.problem}' has no baseline '{rival}'; it has {sorted(known)}")
         self.implementations = load_implementations()
         self.outcome = Outcome()
         self.started = time.monotonic()
@@ -112,6 +118,7 @@ class Job:
         for (short, sharding), (_, candidate) in candidates.items():
             evaluation = self.record(self.judge.evaluate(candidate, self.problem, limits))
             self.outcome.stages.append((f"{short} / {sharding}", evaluation))
+            self.judge.progress(f"  {short} / {sharding}: {evaluation.status}")
             if evaluation.times is not None:
                 seconds[short, sharding] = evaluation.times.step_seconds.median
             else:
@@ -164,8 +171,8 @@ class Job:
             candidate, evaluation = self.try_plan(name, plan, best, seconds, checks)
             if evaluation.status not in (Status.PASSED, Status.INFRASTRUCTURE, Status.UNAVAILABLE):
                 evaluation = self.name_the_guilty(plan, best, evaluation, checks)
-                self.record(evaluation)
                 if evaluation.guilty:
+                    self.record(evaluation)
                     candidate, evaluation = self.try_plan(name, plan, best, seconds, checks)
             self.outcome.plans[name] = (plan, candidate, self.record(evaluation))
 
@@ -249,11 +256,14 @@ class Job:
         return {
             "status": str(evaluation.status),
             "standing": str(evaluation.standing),
+            "reason": evaluation.log.strip(),
             "problem": f"{self.problem.name}/{self.problem.size}",
             "run_folder": str(self.folder.path),
             "kernel": str(self.folder.path / "kernels" / f"{names[-1]}.cpp"),
             "candidate": candidate.id,
             "evaluations": len(self.outcome.evaluations),
+            "last_evaluation": self.outcome.evaluations[-1].id,
+            "load_average": evaluation.load_average,
             "stages_passed": sum(e.status is Status.PASSED for _, e in self.outcome.stages),
             "stages_judged": len(self.outcome.stages),
             "dispatches_per_step": evaluation.dispatches_per_step,

@@ -34,10 +34,12 @@ def show(outcome: Outcome, console: Console) -> None:
         console.print(table)
     summary = outcome.summary
     rows = [("status", f"{summary['status']} ({summary['standing']})")]
+    if summary["reason"]:
+        rows.append(("because", summary["reason"].splitlines()[0]))
     last = list(outcome.plans.values())[-1][2]
     if last.times is not None:
         rows.append(("one step", said(last.times.step_seconds, 1e6, " us")))
-        rows += [(f"faster than {name}", said(r, 1.0, "x")) for name, r in last.times.vs.items()]
+        rows += [(f"speedup over {name}", said(r, 1.0, "x")) for name, r in last.times.vs.items()]
         if last.times.read_pass_share:
             rows.append(("of the read-only pass's rate", said(last.times.read_pass_share, 100.0, " %")))
     rows += [
@@ -47,6 +49,9 @@ def show(outcome: Outcome, console: Console) -> None:
         ("kernel", summary["kernel"]),
         ("run folder", summary["run_folder"]),
     ]
+    console.print(
+        "predicted: the stages alone, cold, added up; stamped: the runtime's clock in repeated steps, the first phase with waking the team"
+    )
     console.print("result")
     for name, text in rows:
         console.print(f"  {name:<30}{text}")
@@ -55,4 +60,10 @@ def show(outcome: Outcome, console: Console) -> None:
 def said(x: Interval, scale: float, unit: str) -> str:
     """Median with its interval and what it rests on."""
     processes = f"{x.processes} process pairs" if x.processes > 1 else "one process"
-    return f"{scale * x.median:.3g}{unit}  (95 % {scale * x.low:.3g} to {scale * x.high:.3g}; {x.pairs} samples, {processes})"
+    median, low, high = (plain(scale * v) for v in (x.median, x.low, x.high))
+    return f"{median}{unit}  (95 % {low} to {high}; {x.pairs} samples, {processes})"
+
+
+def plain(value: float) -> str:
+    """Three digits, never an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -13,7 +13,13 @@ def python_command(walls: Walls, *, packages: bool = False) -> tuple[str, list[t
     """(interpreter in the box, what to bind for it). With packages, the virtual environment comes along."""
     base = Path(sys.base_prefix).resolve()
     own = Path(sys.executable) if packages else Path(getattr(sys, "_base_executable", sys.executable))
-    folders = [base] + ([Path(sys.prefix)] if packages else [])
+    folders = [base]
+    if packages:
+        folders.append(Path(sys.prefix))
+        # packages of another environment that a .pth file or --user brought in
+        for entry in map(Path, sys.path):
+            if entry.name in ("site-packages", "dist-packages") and entry.is_dir() and not any(entry.is_relative_to(f) for f in folders):
+                folders.append(entry)
     # an own uid cannot pass through a private home
     by_uid = walls.level is Level.UID or (walls.level is Level.BWRAP and walls.has("unprivileged-uid"))
     if by_uid and not packages and not open_to_all(base) and os.access("/usr/bin/python3", os.X_OK):

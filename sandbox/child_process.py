@@ -14,7 +14,8 @@ import functools
 import py_compile
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.util import cache_from_source
@@ -178,6 +179,21 @@ class ChildProcess:
     def call(self, do: str, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
         """Send one command and return its answer. timeout in seconds; the box's wall limit holds anyway."""
         return self._wire.exchange(do, timeout, fields)[0]
+
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """For code that takes an answer apart: whatever does not fit in it is the child's fault, never an exception of ours."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, IndexError, ArithmeticError, RecursionError, AttributeError) as error:
+            raise self._wire.broken(f"the answer to '{what}' makes no sense: {type(error).__name__}: {str(error)[:300]}") from error
+
+    def dispatches(self, timeout: float | None = None) -> int:
+        """Team dispatches so far, by the candidate's own count."""
+        count = self.call("dispatches", timeout).get("count")
+        if not isinstance(count, int) or not 0 <= count < 1 << 64:
+            raise self._wire.broken(f"the answer to 'dispatches' is no count: {str(count)[:100]}")
+        return count
 
     def _data(self, path: Path) -> str:
         """The name inside of a file shown to the child; copied where an own uid could not reach it."""

@@ -131,7 +131,7 @@ class Times(Frozen):
     vs: dict[str, Interval] = {}  # ratios: baseline seconds / candidate seconds
     read_pass_share: Interval | None = None  # fastest read-only pass over the same pages / step
     phases: tuple[PhaseTime, ...] = ()
-    clock: str = "parent, wall, slope of two chain lengths"
+    clock: str = "parent, wall, mean over a chain of a secret number of steps; its slope over chain lengths is a check"
 
 
 class Evaluation(Frozen):
@@ -159,8 +159,9 @@ class Evaluation(Frozen):
     peak_bytes: int = 0
     guilty: tuple[str, ...] = ()
     log: str = ""
-    started: str = Field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    ended: str = Field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     seconds: float = 0.0
+    load_average: float = 0.0  # of the whole machine over the last minute, when the evaluation ended
     previous: str = ""  # id of the record before it in its file
     id: str = ""  # hash of all the rest
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,7 @@ from sandbox.timing import SLOPE_GAP, Effort, Measured, Rival, measure, read_sha
 from sandbox.walls import Walls, probe_walls
 
 LOG_CHARS = 6000
+NOISE = 1.5  # an interval of the step time wider than this ratio says more about the machine than about the candidate
 VERIFIED_STEPS = 12
 SPARE_ROWS = 64  # cache rows beyond the context that a candidate must have room for
 
@@ -67,11 +69,16 @@ class JudgeLimits:
 class Judge:
     """Everything an evaluation needs that is not the candidate: walls, caches, the environment's facts."""
 
-    def __init__(self, cache: Path, *, walls: Walls | None = None, unsafe: bool = False, threads: int | None = None) -> None:
+    def __init__(self, cache: Path, *, walls: Walls | None = None, unsafe: bool = False, threads: int | None = None,
+                 progress: Callable[[str], None] | None = None) -> None:  # fmt: skip
         """cache: folder for compiled libraries and weights. Raises NoWallsError where nothing can contain a candidate."""
         self.cache = cache
         self.walls = walls if walls is not None else probe_walls(unsafe=unsafe)
-        self.cpus = usable_cpus()[: threads or None]
+        cpus = usable_cpus()
+        if threads is not None and threads > len(cpus):
+            raise UnavailableError(f"{threads} threads were asked for, but this process may use {len(cpus)} CPUs: ask for fewer")
+        self.cpus = cpus[: threads or None]
+        self.progress = progress or (lambda text: None)
         self.environment = describe_environment(self.walls)
         cache.mkdir(parents=True, exist_ok=True)
 
@@ -207,10 +214,14 @@ class _Run:
             cases=tuple(self.cases) if wrong or self.status is Status.PASSED else (), times=self.times, dispatches_per_step=self.dispatches,
             dispatch_evidence="runtime" if self.dispatches is not None else "", dispatch_policy=self.problem.spec.max_dispatches,
             compile_seconds=self.compile_seconds, load_seconds=statistics.median(self.load_seconds) if self.load_seconds else 0.0,
-            peak_bytes=self.peak, log=self.log[-LOG_CHARS:], seconds=seconds,
+            peak_bytes=self.peak, log=self.log[-LOG_CHARS:], seconds=seconds, load_average=os.getloadavg()[0],
         )  # fmt: skip
 
     def judge(self) -> None:
+        if self.candidate.target != "cpu":
+            raise UnavailableError(f"this judge runs candidates for cpu; '{self.candidate.name}' is for {self.candidate.target}")
+        if self.candidate.role == "stage" and self.candidate.node not in self.problem.graph.by_name:
+            raise CompileFailed(f"the problem has no stage '{self.candidate.node}'")
         compiled = self.place.compile(self.candidate)
         self.library, self.compile_seconds = compiled.path, compiled.seconds
         (self.judge_stage if self.candidate.role == "stage" else self.judge_solution)()
@@ -248,8 +259,9 @@ class _Run:
                 for _ in range(self.limits.stage_repeats):
                     child.call("evict", bytes=96 << 20)
                     child.run_chain("check", steps=1, position=last.position)
-                    ns = child.call("stamps")["ns"]  # of the blocks' own work: waking them up is not the stage's cost
-                    samples.append(max(ns[i + 1] - ns[i] for i in range(0, len(ns), 3)) / 1e9)
+                    with child.reading("stamps"):
+                        ns = child.call("stamps", self.limits.step_s)["ns"]  # of the blocks' own work: waking them up is not the stage's
+                        samples.append(max(ns[i + 1] - ns[i] for i in range(0, len(ns), 3)) / 1e9)
                 self.cases.append(StageCase(self.problem, weights, node, self.problem.context).judge(child, self.rows, self.limits.step_s))
                 if not self.cases[-1].ok:
                     self.fail(Status.CHEATING, "right when checked, wrong after it was timed:\n" + explain(self.cases))
@@ -269,12 +281,13 @@ class _Run:
             prepared = self.given
             if prepared is None:
                 prepared = prepare_checks(self.problem, self.place.weights(self.problem), self.limits.checks, Path(folder))
+            self.place.progress(f"  {self.candidate.name}: checking under {', '.join(c.name for c in prepared)} weights")
             for check in prepared:
                 with contextlib.closing(self.open(check.overlay)) as child:
-                    before = int(child.call("dispatches")["count"])
+                    before = child.dispatches(self.limits.step_s)
                     self.cases += run_cases(child, self.problem, check, self.rows, self.limits.step_s)
                     steps = sum(c.steps for c in check.check.cases)
-                    self.dispatches = max(self.dispatches or 0.0, (int(child.call("dispatches")["count"]) - before) / steps)
+                    self.dispatches = max(self.dispatches or 0.0, (child.dispatches(self.limits.step_s) - before) / steps)
                     self.saw(child)
         if not all(c.ok for c in self.cases):
             self.status, self.log = Status.WRONG, explain(self.cases)
@@ -300,7 +313,7 @@ class _Run:
                   for name in limits.rivals]  # fmt: skip
         for name, other in self.incumbents.items():
             rivals.append(Rival(name, functools.partial(place.open_compiled, other, problem, limits)))
-        measured = measure(problem, self.open, rivals, limits.effort, limits.step_s, self.rows)
+        measured = measure(problem, self.open, rivals, limits.effort, limits.step_s, self.rows, self.place.progress)
         weights = place.weights(problem)
         for number, (case, steps, collected) in enumerate(measured.chains):
             # One chain to its end, of the others a share: the truth costs more than the candidate.
@@ -323,6 +336,11 @@ class _Run:
         if share is not None and share.low > 1.0:
             self.log = f"quarantined: a step takes less time than reading its bytes once ({share.median:.2f} of it)"
             return Standing.QUARANTINED
+        step = measured.step_interval()
+        if step.high > NOISE * step.low:
+            self.log = (f"quarantined: the step time spreads from {1e6 * step.low:.0f} to {1e6 * step.high:.0f} us between processes; "
+                        "measure again on a quiet machine")  # fmt: skip
+            return Standing.QUARANTINED
         gap = measured.slope_gap()
         if gap > SLOPE_GAP:
             self.log = f"quarantined: the slope over chain lengths lies {gap:.0%} above the mean step time (allowed {SLOPE_GAP:.0%})"
@@ -334,18 +352,22 @@ class _Run:
         if self.candidate.plan is None:
             return (), None
         share, _ = read_share(child, self.problem, self.limits.effort, self.rows, self.limits.step_s)
-        described = json.loads(child.call("describe")["text"])
-        names = [str(p["name"]) for p in described["phases"]]
-        blocks = int(described["blocks"])
+        with child.reading("describe"):
+            described = json.loads(child.call("describe", self.limits.step_s)["text"])
+            names = [str(p["name"]) for p in described["phases"]]
+            blocks, page_bytes = int(described["blocks"]), [int(p["page_bytes"]) for p in described["phases"]]
         samples: list[list[float]] = []
         for _ in range(self.limits.effort.read_pairs):
             child.run_chain("read", steps=1, position=self.problem.context, timeout=self.limits.step_s)
-            ns = child.call("stamps")["ns"]
-            per = [ns[b * 3 * len(names) : (b + 1) * 3 * len(names)] for b in range(blocks)]
-            ends = [max(row[3 * p + 2] for row in per) / 1e3 for p in range(len(names))]
-            samples.append([end - (ends[p - 1] if p else 0.0) for p, end in enumerate(ends)])
+            with child.reading("stamps"):
+                ns = child.call("stamps", self.limits.step_s)["ns"]
+                if len(ns) != blocks * 3 * len(names):
+                    raise ValueError(f"{len(ns)} stamps of {blocks} blocks and {len(names)} phases")
+                per = [ns[b * 3 * len(names) : (b + 1) * 3 * len(names)] for b in range(blocks)]
+                ends = [max(row[3 * p + 2] for row in per) / 1e3 for p in range(len(names))]
+                samples.append([end - (ends[p - 1] if p else 0.0) for p, end in enumerate(ends)])
         return tuple(
             PhaseTime(name=name, predicted_us=1e6 * self.predicted.get(name, 0.0), stamped_us=statistics.median(s[p] for s in samples),
-                      bytes=int(described["phases"][p]["page_bytes"]))
+                      bytes=page_bytes[p])
             for p, name in enumerate(names)
         ), share  # fmt: skip

@@ -8,6 +8,7 @@ what a candidate could hide outside its steps, and one chain of every process is
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import statistics
 import time
@@ -111,10 +112,11 @@ def _as_ours(act: Callable[[], T]) -> T:
 
 
 def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals: Sequence[Rival], effort: Effort, timeout: float,
-            rows: int) -> Measured:  # fmt: skip
+            rows: int, say: Callable[[str], None] = lambda text: None) -> Measured:  # fmt: skip
     """Fresh processes, `effort.pairs` interleaved rounds in each; the order of a round alternates."""
     out = Measured(pairs={r.name: [] for r in rivals})
-    for _ in range(effort.processes):
+    for number in range(effort.processes):
+        say(f"  timing: process pair {number + 1} of {effort.processes}")
         with contextlib.ExitStack() as stack:
             child = stack.enter_context(contextlib.closing(open_candidate()))
             others = [(r, stack.enter_context(contextlib.closing(_as_ours(r.open)))) for r in rivals]
@@ -123,7 +125,7 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
             one_chain(child, problem, 2, rows, timeout)  # first touch of fresh memory is not the step
             for _, other in others:
                 _as_ours(lambda other=other: one_chain(other, problem, 1, rows, timeout))  # type: ignore[misc]
-            before, steps = int(child.call("dispatches")["count"]), 0
+            before, steps = child.dispatches(timeout), 0
             keep = secrets.randbelow(effort.pairs)
             for round_ in range(effort.pairs):
                 lengths = (effort.short + secrets.randbelow(effort.spread + 1), effort.long + secrets.randbelow(effort.spread + 1))
@@ -150,7 +152,7 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
                 for name, seconds in theirs.items():
                     paired[name].append((mine, seconds))
             out.own.append(own)
-            out.dispatches.append((int(child.call("dispatches")["count"]) - before) / steps)
+            out.dispatches.append((child.dispatches(timeout) - before) / steps)
             for name, group in paired.items():
                 out.pairs[name].append(group)
     return out
@@ -210,8 +212,11 @@ def read_share(child: ChildProcess, problem: Problem, effort: Effort, rows: int,
     medians, best = {}, None
     for variant in (0, 1, 2):
         reply = child.call("pairs", timeout, slot="read", position=problem.context, repeats=effort.read_pairs, variant=variant)
-        shares = [r / s for s, r in zip(reply["step"], reply["read"], strict=True)]
-        medians[variant] = statistics.median(reply["read"]) / 1e9
+        with child.reading("pairs"):
+            shares = [r / s for s, r in zip(reply["step"], reply["read"], strict=True)]
+            medians[variant] = statistics.median(reply["read"]) / 1e9
+            if len(shares) != effort.read_pairs or not all(0.0 < share < math.inf for share in shares):
+                raise ValueError("a time is missing, or is none")
         if best is None or medians[variant] < best[0]:
             best = (medians[variant], shares)
     assert best is not None

@@ -138,3 +138,35 @@ def test_a_forged_dispatch_count_above_the_policy_breaks_the_rule(judge: Judge) 
     evaluation = judge.evaluate(candidate.model_copy(update={"source": twice}), TINY, CHECK_ONLY)
     assert evaluation.status is Status.RULE_BROKEN
     assert "2.0 dispatches per step" in evaluation.log
+
+
+DESCRIBE = "KB_API const char* kb_describe(void* h) { return static_cast<kb::Program*>(h)->description.c_str(); }"
+STAMPS = "KB_API int32_t kb_stamps(void* h, uint64_t* ns, int32_t capacity) { return static_cast<kb::Program*>(h)->stamps(ns, capacity); }"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (DESCRIBE, 'KB_API const char* kb_describe(void*) { return "oops"; }'),
+        (DESCRIBE, 'KB_API const char* kb_describe(void*) { return "{}"; }'),
+        (DESCRIBE, "KB_API const char* kb_describe(void*) { return nullptr; }"),
+        (DESCRIBE, "KB_API const char* kb_describe(void*) { static std::string s(500000, '['); return s.c_str(); }"),
+        (DESCRIBE, 'KB_API const char* kb_describe(void*) { return "{\\"blocks\\":1e999,\\"phases\\":[]}"; }'),
+        (STAMPS, "KB_API int32_t kb_stamps(void*, uint64_t*, int32_t) { return 0; }"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_a_status_too(judge: Judge, old: str, new: str) -> None:
+    plan = load_plan(TINY.plan_file("fused"), TINY.graph, judge.threads)
+    candidate = merge(TINY.graph, plan, pick(TINY.graph, load_implementations(), "cpu", oracle=True), flags=("-O1",))
+    assert old in candidate.source
+    liar = candidate.model_copy(update={"source": candidate.source.replace(old, new)})
+    limits = JudgeLimits(checks=CheckPlan(seeds=1, probes=False, short_context=False), effort=Effort(processes=1, pairs=1, read_pairs=2))
+    evaluation = judge.evaluate(liar, TINY, limits)
+    assert evaluation.status in (Status.RULE_BROKEN, Status.CHEATING), evaluation.log
+    assert "makes no sense" in evaluation.log
+
+
+def test_odd_candidates_are_statuses_not_exceptions(judge: Judge) -> None:
+    odd = hostile()
+    assert judge.evaluate(odd.model_copy(update={"role": "stage", "node": "nope"}), TINY, CHECK_ONLY).status is Status.COMPILE_ERROR
+    assert judge.evaluate(odd.model_copy(update={"target": "cuda"}), TINY, CHECK_ONLY).status is Status.UNAVAILABLE
