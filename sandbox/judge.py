@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import secrets
 import statistics
 import tempfile
 import time
@@ -289,14 +290,14 @@ class _Run:
                     steps = sum(c.steps for c in check.check.cases)
                     self.dispatches = max(self.dispatches or 0.0, (child.dispatches(self.limits.step_s) - before) / steps)
                     self.saw(child)
-        if not all(c.ok for c in self.cases):
-            self.status, self.log = Status.WRONG, explain(self.cases)
-            return
-        if self.too_many_dispatches():
-            return
-        self.status, self.log = Status.PASSED, ""
-        if self.limits.timed:
-            self.time_solution()
+            if not all(c.ok for c in self.cases):
+                self.status, self.log = Status.WRONG, explain(self.cases)
+                return
+            if self.too_many_dispatches():
+                return
+            self.status, self.log = Status.PASSED, ""
+            if self.limits.timed:
+                self.time_solution(prepared)
 
     def too_many_dispatches(self) -> bool:
         """The gate on launches: what the runtime counted against what the problem allows."""
@@ -306,21 +307,33 @@ class _Run:
             self.fail(Status.RULE_BROKEN, f"{self.dispatches} dispatches per step; the problem allows {allowed}")
         return over
 
-    def time_solution(self) -> None:
+    def time_solution(self, prepared: Sequence[Prepared]) -> None:
+        """Time it, every process under other weights: a time hardly depends on values, but what a timed chain leaves out (a
+        candidate can tell it from a check by its steps) shows only under the probe that was made for it."""
         place, problem, limits = self.place, self.problem, self.limits
         known = problem.spec.baselines
-        rivals = [Rival(name, functools.partial(place.open_rival, name, problem, limits), known[name].chain if name in known else None)
-                  for name in limits.rivals]  # fmt: skip
+        rivals = [
+            Rival(name, functools.partial(place.open_rival, name, problem, limits), known[name].chain if name in known else None)
+            for name in limits.rivals
+        ]
         for name, other in self.incumbents.items():
             rivals.append(Rival(name, functools.partial(place.open_compiled, other, problem, limits)))
-        measured = measure(problem, self.open, rivals, limits.effort, limits.step_s, self.rows, self.place.progress)
-        weights = place.weights(problem)
-        for number, (case, steps, collected) in enumerate(measured.chains):
-            # One chain to its end, of the others a share: the truth costs more than the candidate.
-            length = steps if number == 0 else min(steps, VERIFIED_STEPS)
+        secret = secrets.SystemRandom()
+        usable = [(c.name, c.overlay, c.check.weights) for c in prepared if c.context == problem.context]
+        usable = usable or [("ordinary", None, place.weights(problem))]
+        drawn: list[tuple[str, Path | None, Mapping[str, torch.Tensor]]] = []
+        while len(drawn) < limits.effort.processes:
+            drawn += secret.sample(usable, len(usable))
+        turn = iter(drawn)
+        measured = measure(problem, lambda: self.open(next(turn)[1]), rivals, limits.effort, limits.step_s, self.rows, place.progress)
+        # One chain to its end, of the others a share: the truth costs more than the candidate. Which one, nobody knows before.
+        whole = secret.randrange(len(measured.chains))
+        for number, ((case, steps, collected), (name, _, weights)) in enumerate(zip(measured.chains, drawn, strict=False)):
+            length = steps if number == whole else min(steps, VERIFIED_STEPS)
+            place.progress(f"  verifying {length} steps of a timed chain under {name} weights")
             fault = verify_chain(problem, weights, case, length, collected)
             if fault:
-                self.fail(Status.CHEATING, f"right when checked, wrong when timed: {fault}")
+                self.fail(Status.CHEATING, f"right when checked, wrong when timed, under {name} weights: {fault}")
                 return
         self.dispatches = max(self.dispatches or 0.0, *measured.dispatches)
         if self.too_many_dispatches():

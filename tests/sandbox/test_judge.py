@@ -170,3 +170,16 @@ def test_odd_candidates_are_statuses_not_exceptions(judge: Judge) -> None:
     odd = hostile()
     assert judge.evaluate(odd.model_copy(update={"role": "stage", "node": "nope"}), TINY, CHECK_ONLY).status is Status.COMPILE_ERROR
     assert judge.evaluate(odd.model_copy(update={"target": "cuda"}), TINY, CHECK_ONLY).status is Status.UNAVAILABLE
+
+
+def test_what_is_left_out_only_while_timed_shows_under_the_probes(judge: Judge) -> None:
+    """No check has a step past the context, so a candidate knows a timed chain by it; ordinary weights hide the attention of two blocks."""
+    plan = load_plan(TINY.plan_file("fused"), TINY.graph, judge.threads)
+    honest = merge(TINY.graph, plan, pick(TINY.graph, load_implementations(), "cpu", oracle=True), flags=("-O1",))
+    before, mark, after = honest.source.partition("static bool phase2_kda_heads")
+    lazy = f"    if (run.position > {TINY.context}) return true;\n    {{  // beta"
+    assert mark and "    {  // beta" in after
+    cheat = honest.model_copy(update={"source": before + mark + after.replace("    {  // beta", lazy, 1)})
+    limits = JudgeLimits(checks=CheckPlan(seeds=1, probe_seeds=1), effort=Effort(processes=9, pairs=1, read_pairs=2))
+    evaluation = judge.evaluate(cheat, TINY, limits)
+    assert evaluation.status is Status.CHEATING, evaluation.log
