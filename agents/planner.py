@@ -19,6 +19,7 @@ and placed. Expanding it over the layers of a graph and a number of blocks gives
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,11 +64,18 @@ def load_plan(path: Path, graph: StageGraph, blocks: int, target: Literal["cpu",
 
 
 def expand(spec: dict[str, Any], graph: StageGraph, blocks: int, target: Literal["cpu", "cuda"], source: str = "plan") -> Plan:
-    """Expand a parsed plan file."""
+    """Expand a parsed plan file. Raises PlanError for anything that is no plan."""
+    try:
+        return _expand(spec, graph, blocks, target, source)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise PlanError(f"{source}: this is no plan file: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _expand(spec: dict[str, Any], graph: StageGraph, blocks: int, target: Literal["cpu", "cuda"], source: str) -> Plan:
     unknown = set(spec) - {"plan", "about", "phases", "flags", "dropped_roundings"}
     if unknown:
         raise PlanError(f"{source}: unknown keys {sorted(unknown)}")
-    flags = set(spec.get("flags", ()))
+    flags = set(_names(spec, "flags", source))
     surplus = set(spec["phases"]) - {"kda", "mla", "moe", "end"}
     if surplus:
         raise PlanError(f"{source}: unknown sections {sorted(surplus)}; there are kda, mla, moe and end")
@@ -90,10 +98,20 @@ def expand(spec: dict[str, Any], graph: StageGraph, blocks: int, target: Literal
     )  # fmt: skip
 
 
+def _names(entry: dict[str, Any], key: str, where: str) -> list[str]:
+    """A list of names under a key; a bare string would be taken letter by letter."""
+    value = entry.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise PlanError(f"{where}: '{key}' must be a list of names, not {value!r}")
+    return value
+
+
 def _phase(entry: dict[str, Any], section: str, layer: int, graph: StageGraph, blocks: int, source: str) -> Phase:
     unknown = set(entry) - {"phase", "zero", "steps"}
     if unknown:
         raise PlanError(f"{source}: {section}/{entry.get('phase')}: unknown keys {sorted(unknown)}")
+    if not re.fullmatch(r"\w[\w.-]*", str(entry.get("phase"))):
+        raise PlanError(f"{source}: {section}: a phase needs a name of letters, digits, '_', '-' and '.', not {entry.get('phase')!r}")
     steps = []
     for s in entry["steps"]:
         if set(s) - {"stage", "split", "place"}:
@@ -113,7 +131,7 @@ def _phase(entry: dict[str, Any], section: str, layer: int, graph: StageGraph, b
             steps.append(Step(node=name, sharding=split, replicated=True))
         else:
             steps.append(Step(node=name, sharding=split, owner=owners(place, node.shardings[split].items, blocks, where)))
-    zero = tuple(f"L{layer}.{t}" for t in entry.get("zero", ()))
+    zero = tuple(f"L{layer}.{t}" for t in _names(entry, "zero", f"{source}: {section}/{entry['phase']}"))
     return Phase(name=f"{section}{layer}.{entry['phase']}" if section != "end" else entry["phase"], steps=tuple(steps), zero=zero)
 
 

@@ -107,7 +107,7 @@ def run_cases(child: ChildProcess, problem: Problem, prepared: Prepared, rows: i
     for case in cases:
         child.prepare("check", case_file(case), {"hidden": 2 * problem.dims.hidden}, capacity_pad=cache_pads(problem, case.state, rows))
         child.run_chain("check", steps=case.steps, position=case.position, feed={"hidden": "token"}, timeout=timeout)
-        collected = child.collect("check")
+        collected = child.collect("check", timeout)
         outcome = outcome_of(problem, case, collected)
         faults = [*tolerance.structure_faults(problem.dims, case, outcome), *tolerance.copy_faults(case, outcome)]
         faults += [f"{name}: written past its end" for name in collected.overruns]

@@ -320,6 +320,9 @@ class ChildProcess:
         sizes = {name: len(tensor.data) + pads.get(name, 0) for name, tensor in case.items()} | outputs
         sizes |= {f"out.{name}": steps * size for name, size in outputs.items()}
         reply, found = self._fetch("collect", sizes, timeout, slot=slot)
+        overruns = reply.get("overruns")
+        if not isinstance(overruns, list) or not all(name in sizes for name in overruns if isinstance(name, str)):
+            raise self._wire.broken("the answer to 'collect' names overruns of tensors that were not bound")
         total = blake2b(digest_size=16)
         for name in sorted(outputs):
             total.update(found[f"out.{name}"].data)
@@ -332,7 +335,7 @@ class ChildProcess:
             if found[name].dtype != dtype:
                 raise self._wire.broken(f"{name} came back as {found[name].dtype}, not {dtype}")
             bound[name] = found[name]
-        return Collected(per_step, bound, tuple(map(str, reply.get("overruns") or ())))
+        return Collected(per_step, bound, tuple(n for n in bound if n in overruns))
 
     def dump(self, tensors: Mapping[str, int], timeout: float | None = None) -> dict[str, memoryview]:
         """Internal buffers after a step, {name: bytes}."""

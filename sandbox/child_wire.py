@@ -49,6 +49,7 @@ class Wire:
         if hello.get("hello") != HELLO:
             raise self.broken(f"the child greets with {str(hello)[:200]}, not {HELLO}")
         self.hello = hello
+        self.box.joined = True
 
     @property
     def log(self) -> str:
@@ -79,7 +80,7 @@ class Wire:
         if reply.get("id") != identity or self._rest:
             raise self.broken(f"the answer to '{do}' does not carry its id, or more follows it")
         if not reply["ok"]:
-            error = str(reply.get("error", ""))[:2000]
+            error = str(reply.get("error", ""))[:2000].encode(errors="replace").decode()  # no lone surrogates: records refuse them
             if reply.get("kind") == "refused":
                 raise ChildRefused(error, self.log)
             raise ChildProtocolError(f"the child did not understand '{do}': {error}", self.log)

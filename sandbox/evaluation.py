@@ -201,8 +201,11 @@ def append(path: Path, evaluation: Evaluation) -> Evaluation:
     with FileLock(f"{path}.lock"):
         last = ""
         if path.exists():
-            lines = path.read_text().splitlines()
-            last = str(json.loads(lines[-1])["id"]) if lines else ""
+            lines = _lines(path)
+            try:
+                last = str(json.loads(lines[-1])["id"]) if lines else ""
+            except (ValueError, KeyError, TypeError) as error:
+                raise RecordError(f"{path}:{len(lines)}: the last record is torn (a writer died); begin another file") from error
         record = evaluation.chained(last)
         with path.open("a") as f:
             f.write(canonical_json(record) + "\n")
@@ -210,12 +213,23 @@ def append(path: Path, evaluation: Evaluation) -> Evaluation:
     return record
 
 
+def _lines(path: Path) -> list[str]:
+    """Lines as we wrote them: `splitlines` also cuts at U+2028 and its like, which a candidate may print into its log."""
+    text = path.read_bytes().decode(errors="replace")
+    if text and not text.endswith("\n"):
+        raise RecordError(f"{path}: the last record is torn (a writer died); the records before it are whole")
+    return text.split("\n")[:-1]
+
+
 def read_chain(path: Path) -> list[Evaluation]:
     """All records of a file. Raises RecordError naming the first line whose hash or link is wrong."""
     out: list[Evaluation] = []
     previous = ""
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        record = Evaluation.model_validate_json(line)
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            record = Evaluation.model_validate_json(line)
+        except ValueError as error:
+            raise RecordError(f"{path}:{number}: this is no record: {error}") from error
         if record.previous != previous or record.chained(previous).id != record.id:
             raise RecordError(f"{path}:{number}: the record was edited or records are missing before it")
         previous = record.id

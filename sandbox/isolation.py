@@ -98,6 +98,7 @@ class Box:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = self._ended = 0.0
         self._stopped_by: str | None = None
+        self.joined = False  # set by who heard from the command: an exit code of its own is then never ours
         self._closed = False
         self._final: BoxReport | None = None
         self._killing = threading.RLock()  # a pump may kill while the owner does
@@ -318,7 +319,7 @@ class Box:
         if limit is None:
             by_signal = {"SIGXCPU": "cpu", "SIGXFSZ": "file"}.get(name or "")
             limit = "memory" if oom else by_signal or ("processes" if refused else None)
-        if code == _CANNOT_JOIN and self._cgroup is not None and not limit:
+        if code == _CANNOT_JOIN and not self.joined and self._cgroup is not None and not limit:
             raise BoxError("the box could not join its control groups")
         peak = self._cgroup.peak_bytes() if self._cgroup else None
         wall = (self._ended or time.monotonic()) - self._started

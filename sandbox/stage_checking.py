@@ -65,7 +65,7 @@ class StageCase:
         tolerance, graph = self.problem.module("tolerance"), self.problem.graph
         child.prepare("check", self.file(), {}, capacity_pad=cache_pads(self.problem, self.state, rows))
         child.run_chain("check", steps=1, position=self.position, timeout=timeout)
-        collected = child.collect("check")
+        collected = child.collect("check", timeout)
         outputs = list(self.node.outputs.values())
         dumped = child.dump({t: graph.tensors[t].bytes for t in outputs}) if outputs else {}
         got: dict[str, torch.Tensor] = {}

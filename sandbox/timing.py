@@ -141,8 +141,10 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
                         out.long.append((lengths[1], long))
                         mine = long / lengths[1]
                         steps += sum(lengths)
+                        # Collected every time: its hash must be the one the child gave when the clock stopped.
+                        collected = child.collect("timed", timeout)
                         if round_ == keep:
-                            out.chains.append((case, lengths[1], child.collect("timed")))
+                            out.chains.append((case, lengths[1], collected))
                     else:
                         rival, other = turn
                         length = rival.steps or lengths[1]
@@ -158,8 +160,8 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
     return out
 
 
-def verify_chain(problem: Problem, weights: Mapping[str, torch.Tensor], case: Any, steps: int, collected: Collected) -> str:
-    """Compare the first `steps` outputs of a timed chain with the truth. "" if they hold, else what is wrong.
+def verify_chain(problem: Problem, weights: Mapping[str, torch.Tensor], case: Any, steps: int, collected: Collected) -> tuple[str, int]:
+    """Compare the first `steps` outputs of a timed chain with the truth: (what is wrong or "", steps that could be compared).
 
     Truth and the bf16 baseline walk along the candidate's own tokens, so an error does not grow from step to step by
     itself. Steps in which two experts nearly tie (as in `draw_case`) say nothing and are left out. Of the others the median
@@ -180,7 +182,7 @@ def verify_chain(problem: Problem, weights: Mapping[str, torch.Tensor], case: An
             honest.append(tolerance.tensor_error(exact, rough).relative)
         token = got
         if not bool(torch.isfinite(got).all()):
-            return f"step {i} of a timed chain has outputs that are not finite"
+            return f"step {i} of a timed chain has outputs that are not finite", i
     # The first block's state depends on no routing, so it must be right whatever the experts did.
     for name, exact_state in states[0].items():
         if name.startswith("blocks.0.") and steps == len(collected.outputs["hidden"]):
@@ -191,14 +193,14 @@ def verify_chain(problem: Problem, weights: Mapping[str, torch.Tensor], case: An
                 tolerance.tensor_error(exact_state, states[1][name][rows]).relative, tolerance.FLOORS["bf16"]
             )
             if not mine <= allowed:
-                return f"{name} after a timed chain of {steps} steps has a relative error of {mine:.3g}; allowed {allowed:.3g}"
+                return f"{name} after a timed chain of {steps} steps has a relative error of {mine:.3g}; allowed {allowed:.3g}", len(own)
     if not own:
-        return ""
+        return "", 0
     median, worst = tolerance.RMS_FACTOR * statistics.median(honest), 2 * tolerance.RMS_FACTOR * max(honest)
     if statistics.median(own) <= median and max(own) <= worst:
-        return ""
+        return "", len(own)
     return (f"{len(own)} steps of a timed chain have relative errors of {statistics.median(own):.3g} (median) and {max(own):.3g} (worst); "
-            f"allowed {median:.3g} and {worst:.3g}")  # fmt: skip
+            f"allowed {median:.3g} and {worst:.3g}"), len(own)  # fmt: skip
 
 
 def read_share(child: ChildProcess, problem: Problem, effort: Effort, rows: int, timeout: float) -> tuple[Interval, dict[int, float]]:

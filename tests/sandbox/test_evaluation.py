@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from sandbox.candidate import Candidate, Implementation
+from sandbox.checking import CheckPlan
 from sandbox.errors import RecordError
 from sandbox.evaluation import (
     CaseResult,
@@ -23,6 +24,8 @@ from sandbox.evaluation import (
     read_chain,
 )
 from sandbox.intervals import interval
+from sandbox.judge import Judge, JudgeLimits
+from sandbox.problem import Problem
 
 ENVIRONMENT = Environment(cpu="c", cores=2, arch="x86_64", kernel="k", compiler="g++")
 TIMES = Times(step_seconds=Interval(median=1.0, low=0.9, high=1.1, pairs=10, processes=5))
@@ -108,3 +111,22 @@ def test_intervals_rest_on_processes_not_on_calls() -> None:
     assert spread.processes == 5 and spread.pairs == 1000
     same = interval([[1.0, 1.01, 0.99]] * 5, "x")
     assert 0.99 <= same.low <= same.median <= same.high <= 1.01
+
+
+def test_whatever_a_candidate_prints_the_chain_stays_readable(judge: Judge, tmp_path: Path) -> None:
+    path = tmp_path / "evaluations.jsonl"
+    source = 'extern "C" const char* kb_abi() { static const char said[] = "a\\u2028b\\u2029c\\v\\f\\n"; write(2, said, sizeof said - 1); _exit(1); }'
+    problem = Problem.load("kimi_linear_decode", "tiny")
+    limits = JudgeLimits(timed=False, wall_s=30, checks=CheckPlan(seeds=1, probes=False, short_context=False))
+    evaluation = judge.evaluate(Candidate(role="solution", target="cpu", source="#include <unistd.h>\n" + source), problem, limits)
+    assert "\u2028" in evaluation.log
+    append(path, evaluation)
+    append(path, evaluation)
+    assert len(read_chain(path)) == 2
+
+
+def test_a_torn_record_is_said_to_be_torn(tmp_path: Path) -> None:
+    path = tmp_path / "evaluations.jsonl"
+    path.write_text('{"id": "x", "prob')
+    with pytest.raises(RecordError, match="torn"):
+        read_chain(path)

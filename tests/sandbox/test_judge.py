@@ -59,6 +59,7 @@ def hostile(step: str = "", create: str = "") -> Candidate:
         ),
         ("", Status.WRONG, "hidden"),
         ("return 7", Status.RULE_BROKEN, "returned 7"),
+        ("_exit(97)", Status.CRASH, "exit code 97"),
         ("write(1, \"{\\\"ok\\\": true}\\n\", 13)", Status.WRONG, "hidden"),
     ],
 )  # fmt: skip
