@@ -1,4 +1,4 @@
-"""Is a plan legal? The rules a..i of docs/contract.md section 3, checked by enumeration.
+"""Is a plan legal? The rules a..i of docs/contract.md section 4, checked by enumeration.
 
 The model (items, cells, happens-before) is in legality_model.py; nothing that the planner claims is believed, the claims
 themselves (edge kinds, dropped roundings) are checked against it. What the rules mean for this form of plan:

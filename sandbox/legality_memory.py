@@ -1,4 +1,4 @@
-"""Who may touch which cell when: rules c and e of docs/contract.md section 3 (see legality.py)."""
+"""Who may touch which cell when: rules c and e of docs/contract.md section 4 (see legality.py)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ALL_COPIES = -1
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken rule of docs/contract.md section 3 (a..i); the message names phase, step, item, block and buffer interval."""
+    """One broken rule of docs/contract.md section 4 (a..i); the message names phase, step, item, block and buffer interval."""
 
     rule: str
     message: str

@@ -1,4 +1,4 @@
-"""One stage by itself: the harness in which the judge checks and times an Implementation (docs/contract.md, section 4)."""
+"""One stage by itself: the harness in which the judge checks and times an Implementation (docs/contract.md, section 5)."""
 
 from __future__ import annotations
 
