@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import shutil
 import subprocess
 import tempfile
@@ -128,7 +129,8 @@ class PrivateFolder:
 
     def _take_uid(self, root: Path) -> None:
         (root / "uids").mkdir(mode=0o700, exist_ok=True)
-        for number in range(_FIRST_UID, _FIRST_UID + _UIDS):
+        # In any order: the dead of the uid's last box count against its process limit until somebody reaps them.
+        for number in random.sample(range(_FIRST_UID, _FIRST_UID + _UIDS), _UIDS):
             fd = _try_lock(root / "uids" / str(number), os.O_RDWR | os.O_CREAT)
             if fd is not None:
                 self._uid_fd, self.uid = fd, number
