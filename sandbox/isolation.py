@@ -198,7 +198,8 @@ class Box:
         if self.walls.cgroups.memory is None and not self._enclosure.devices:
             rlimits["as"] = limits.memory_bytes  # devices reserve far more addresses than memory
         if uid is not None:
-            rlimits["nproc"] = limits.processes + 2
+            # bwrap and its pid 1 have the uid too
+            rlimits["nproc"] = limits.processes + (2 if self.walls.level in (Level.BWRAP_CGROUP, Level.BWRAP) else 0)
         if uid is None and self._counts_per_namespace():
             command = enclosure.limited({"nproc": limits.processes + 2}, command)
         argv = [*prefix, *command]
