@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -283,7 +282,6 @@ class Job:
         }
 
 
-@functools.cache
 def describe_effort(effort: Effort) -> str:
     """One line for people: how much is measured."""
     return f"{effort.pairs} interleaved pairs in each of {effort.processes} fresh process pairs"

@@ -106,7 +106,7 @@ def run_cases(child: ChildProcess, problem: Problem, prepared: Prepared, rows: i
     errors, notes, cases = [], [], prepared.check.cases
     for case in cases:
         child.prepare("check", case_file(case), {"hidden": 2 * problem.dims.hidden}, capacity_pad=cache_pads(problem, case.state, rows))
-        child.run_chain("check", steps=case.steps, position=case.position, feed={"hidden": "token"}, timeout=timeout)
+        child.run_chain("check", steps=case.steps, position=case.position, feed=problem.spec.feed, timeout=timeout)
         collected = child.collect("check", timeout)
         outcome = outcome_of(problem, case, collected)
         faults = [*tolerance.structure_faults(problem.dims, case, outcome), *tolerance.copy_faults(case, outcome)]

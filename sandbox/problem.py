@@ -49,9 +49,7 @@ class ProblemSpec(Frozen):
 
     name: str
     title: str
-    default_size: str
     sizes: dict[str, str]
-    outputs: tuple[str, ...]
     feed: dict[str, str]  # output -> input of the next step of a chain
     max_dispatches: int | None = None
     verified_steps: dict[str, int] = {}  # size -> steps of a timed chain compared with the truth, where the whole chain takes too long

@@ -93,7 +93,7 @@ def one_chain(child: ChildProcess, problem: Problem, steps: int, rows: int, time
                   capacity_pad=cache_pads(problem, state, rows))  # fmt: skip
     time.sleep(SETTLE_S)
     fresh = {"token": token.view(torch.uint8).numpy().tobytes()}
-    times = child.run_chain("timed", steps=steps, position=context, feed={"hidden": "token"}, fresh=fresh, timeout=timeout)
+    times = child.run_chain("timed", steps=steps, position=context, feed=problem.spec.feed, fresh=fresh, timeout=timeout)
     return times.outside_ns / 1e9, case
 
 
