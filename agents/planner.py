@@ -59,8 +59,18 @@ def sections(graph: StageGraph) -> list[tuple[str, int]]:
 
 def load_plan(path: Path, graph: StageGraph, blocks: int, target: Literal["cpu", "cuda"] = "cpu") -> Plan:
     """Expand a plan file for a graph. Raises PlanError with the file and line of thought that is wrong."""
-    spec = yaml.safe_load(path.read_text())
-    return expand(spec, graph, blocks, target, source=path.name)
+    return expand(read_plan(path), graph, blocks, target, source=path.name)
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """A plan file as a dict. Raises PlanError if it is none."""
+    try:
+        spec = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise PlanError(f"{path.name}: this is no plan file: {error}") from error
+    if not isinstance(spec, dict):
+        raise PlanError(f"{path.name}: a plan file is a mapping with 'plan' and 'phases'")
+    return spec
 
 
 def expand(spec: dict[str, Any], graph: StageGraph, blocks: int, target: Literal["cpu", "cuda"], source: str = "plan") -> Plan:
@@ -72,7 +82,7 @@ def expand(spec: dict[str, Any], graph: StageGraph, blocks: int, target: Literal
 
 
 def _expand(spec: dict[str, Any], graph: StageGraph, blocks: int, target: Literal["cpu", "cuda"], source: str) -> Plan:
-    unknown = set(spec) - {"plan", "about", "phases", "flags", "dropped_roundings"}
+    unknown = set(spec) - {"plan", "about", "phases", "flags", "dropped_roundings", "implementations"}
     if unknown:
         raise PlanError(f"{source}: unknown keys {sorted(unknown)}")
     flags = set(_names(spec, "flags", source))

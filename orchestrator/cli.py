@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 import typer
 from rich.console import Console
 
-from orchestrator.logging_setup import set_up
+from orchestrator import cli_memory, cli_skills
 from sandbox.errors import KernelbraidError
 
 app = typer.Typer(
@@ -20,90 +20,127 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Braids separately proven stages into one kernel per decode step; a judge re-measures everything.\n\n"
-    "Examples:\n\n  kernelbraid run\n\n  kernelbraid run --size full --json\n\n  kernelbraid problems",
+    help="A team of specialists searches for faster stages and plans of one decode step; a merger braids them into one kernel; a judge "
+    "re-measures everything.\n\nExamples:\n\n  kernelbraid run\n\n  kernelbraid run --size tiny --engine local --minutes 2 --new\n\n"
+    "  kernelbraid memory list\n\n  kernelbraid doctor",
 )
+app.add_typer(cli_memory.app, name="memory")
+app.add_typer(cli_skills.app, name="skills")
 
-ProblemName = Annotated[str, typer.Option(help="Problem folder under experiments/problems, or a path.")]
-Size = Annotated[str, typer.Option(help="One of the problem's sizes.")]
-Threads = Annotated[int, typer.Option(min=0, help="Threads of the kernel and of every baseline; 0: all CPUs this process may use.")]
 RunsFolder = Annotated[Path | None, typer.Option(help="Where run folders are made. Default: the user's data folder.")]
 CacheFolder = Annotated[Path | None, typer.Option(help="Weights and compiled libraries. Default: the user's cache folder.")]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is JSON.")]
 Unsafe = Annotated[bool, typer.Option("--unsafe", help="Judge even where nothing can contain a candidate.")]
 
 
-@app.callback()
-def _app() -> None:
-    """Typer needs a callback to keep `run` a verb of its own while there are few verbs."""
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [w.strip() for w in text.split(",") if w.strip()]
 
 
 @app.command()
 def run(
-    problem: ProblemName = "kimi_linear_decode",
-    size: Size = "small",
-    threads: Threads = 0,
-    processes: Annotated[int, typer.Option(min=1, help="Fresh process pairs that every ratio rests on; below 5 nothing is admitted.")] = 5,
-    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs in each process pair.")] = 6,
-    seeds: Annotated[int, typer.Option(min=1, help="Fresh cases under ordinary weights.")] = 3,
-    rivals: Annotated[str, typer.Option(help="Baselines to time against, separated by commas.")] = "baseline,torch_best",
-    stages: Annotated[bool, typer.Option(help="Judge every stage alone first (gives the predictions).")] = True,
+    campaign: Annotated[Path | None, typer.Option(help="A campaign file (YAML) with settings; options override it.")] = None,
+    problem: Annotated[str | None, typer.Option(help="Problem folder under experiments/problems, or a path.")] = None,
+    size: Annotated[str | None, typer.Option(help="One of the problem's sizes. Default: small.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=0, help="Threads of every candidate and baseline; 0: all CPUs of this process.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="ray: every worker an actor. local: all in this process, without Ray.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="For the whole campaign, the final verification included. Default: 4.75.")] = None,
+    candidates: Annotated[int | None, typer.Option(min=1, help="Evaluations at most.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the search; the judge's seeds are secret.")] = None,
+    specialists: Annotated[str | None, typer.Option(help="Who takes part, separated by commas. Default: all roles.")] = None,
+    script: Annotated[Path | None, typer.Option(help="Replay proposals from this file instead of tuning.")] = None,
+    skills: Annotated[list[Path] | None, typer.Option(help="A further folder of skills, or one skill; may be repeated.")] = None,
+    opponents: Annotated[str | None, typer.Option(help="Hand-written plans to pair the result with, by commas; '' for none.")] = None,
+    rivals: Annotated[str | None, typer.Option(help="Baselines to pair the result with, by commas; '' for none.")] = None,
+    plans: Annotated[int | None, typer.Option(min=0, help="Rewritten plans judged per round.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Fresh process pairs of an admission; below 5 nothing is admitted.")] = None,
+    pairs: Annotated[int | None, typer.Option(min=1, help="Interleaved pairs in each process pair.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Fresh cases under ordinary weights.")] = None,
+    remember: Annotated[bool | None, typer.Option("--memory/--no-memory", help="Begin with what memory holds, and admit to it.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Begin a new campaign although one is unfinished.")] = False,
     runs: RunsFolder = None,
     cache: CacheFolder = None,
     as_json: Json = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines, also on a terminal.")] = False,
     unsafe: Unsafe = False,
     verbose: Annotated[bool, typer.Option(help="Log every event.")] = False,
 ) -> None:
-    """Judge the stages, assemble the unfused and the fused plan, judge both, print a table and where the files are.
+    """Search for a faster megakernel, and end with one that the judge has verified. Goes on with the newest unfinished run folder.
 
     Examples:
 
       kernelbraid run
 
-      kernelbraid run --size tiny --processes 1 --json
+      kernelbraid run --size tiny --minutes 1.5 --engine local --new
+
+      kernelbraid run --campaign experiments/campaigns/overnight.yaml
     """
-    from orchestrator.job import Job, JobSettings, describe_effort
-    from orchestrator.run_folder import RunFolder
+    from orchestrator.logging_setup import set_up
+    from orchestrator.start import Wish, run_campaign
     from orchestrator.tables import show
-    from sandbox.checking import CheckPlan
-    from sandbox.judge import Judge
-    from sandbox.timing import Effort
 
     set_up(verbose)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    settings = JobSettings(
-        problem=problem, size=size, rivals=tuple(r for r in rivals.split(",") if r), stages=stages,
-        checks=CheckPlan(seeds=seeds), effort=Effort(processes=processes, pairs=pairs),
-    )  # fmt: skip
+    options = {
+        "problem": problem, "size": size, "threads": threads, "engine": engine, "minutes": minutes, "candidates": candidates, "seed": seed,
+        "specialists": _words(specialists), "script": str(script.resolve()) if script else None,
+        "skills": [str(s.resolve()) for s in skills] if skills else None, "opponents": _words(opponents), "rivals": _words(rivals),
+        "plans": plans, "processes": processes, "pairs": pairs, "seeds": seeds, "memory": remember,
+    }  # fmt: skip
+    wish = Wish(options=options, campaign=campaign, new=new, runs=runs, cache=cache, unsafe=unsafe, verbose=verbose, plain=plain)
     with _plain_errors(console):
-        settings.check()
-        judge = Judge(cache or platformdirs.user_cache_path("kernelbraid"), unsafe=unsafe, threads=threads or None,
-                      progress=lambda text: console.print(text, style="dim"))  # fmt: skip
-        folder = RunFolder.new(runs or platformdirs.user_data_path("kernelbraid") / "runs", f"{Path(problem).name}-{size}")
-        console.print(f"kernelbraid: {problem}/{size} on {judge.threads} threads of {judge.environment.cpu}")
-        console.print(f"measuring {describe_effort(settings.effort)}; box: {judge.walls.level}")
-        for name, why in judge.walls.missing:
-            console.print(f"  wall missing: {name} ({why})")
-        load = os.getloadavg()[0]
-        if load > 0.5 * judge.threads:
-            console.print(
-                f"this machine is busy (load {load:.1f} on {judge.threads} CPUs): times will be noisy and may be quarantined",
-                style="yellow",
-            )
-        console.print(f"results go to {folder.path}")
-        folder.write_json("environment.json", judge.environment.model_dump(mode="json"))
-        resolved = json.loads(json.dumps(settings, default=vars))
-        folder.write_json("settings.json", resolved | {"threads": judge.threads, "cache": str(judge.cache), "command": sys.argv})
         try:
-            outcome = Job(settings, judge, folder, memory_file(runs), console.print).run()
+            summary, final, report = run_campaign(wish, console)
         except KeyboardInterrupt:
-            folder.event("run.interrupted")
-            console.print(f"interrupted; what was judged so far is in {folder.path}")
             raise typer.Exit(130) from None
-        show(outcome, console)
+        if final is not None:
+            show(summary, final, str(report), console)
     if as_json:
-        sys.stdout.write(json.dumps(outcome.summary) + "\n")
-    raise typer.Exit(0 if outcome.summary["status"] == "passed" else 1)
+        sys.stdout.write(json.dumps(summary) + "\n")
+    raise typer.Exit(0 if summary["passed"] else 1)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path | None, typer.Argument(help="A run folder. Default: the newest.")] = None,
+    runs: RunsFolder = None,
+) -> None:
+    """Write report.html of a run folder, finished or not, and print its path."""
+    from orchestrator.report import write_report
+    from orchestrator.start import runs_folder
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with _plain_errors(console):
+        if folder is None:
+            found = sorted(p.parent for p in runs_folder(runs).glob("*/settings.json"))
+            if not found:
+                raise KernelbraidError(f"no run folder in {runs_folder(runs)}; `kernelbraid run` makes one")
+            folder = found[-1]
+        if not (folder / "settings.json").exists():
+            raise KernelbraidError(f"{folder} is no run folder: it has no settings.json")
+        sys.stdout.write(f"{write_report(folder.resolve())}\n")
+
+
+@app.command()
+def doctor(
+    measure: Annotated[bool, typer.Option("--measure", help="Measure the read rate of memory, too.")] = False,
+    runs: RunsFolder = None,
+    cache: CacheFolder = None,
+    as_json: Json = False,
+    unsafe: Unsafe = False,
+) -> None:
+    """Say what this machine has, what it lacks, and what to do about it. Exit 1 if something needed is missing."""
+    from orchestrator.doctor import examine, exit_status, show_findings
+
+    console = Console(stderr=True, highlight=False)
+    with _plain_errors(console):
+        findings = examine(runs=runs, cache=cache, unsafe=unsafe, measure=measure)
+        show_findings(findings, console)
+    if as_json:
+        sys.stdout.write(json.dumps([vars(f) if hasattr(f, "__dict__") else f for f in findings], default=str) + "\n")
+    raise typer.Exit(exit_status(findings))
 
 
 @app.command()
@@ -119,46 +156,17 @@ def problems() -> None:
         sys.stdout.write(f"  baselines  {', '.join(spec.baselines)}\n  plans      {', '.join(spec.plans)}\n")
 
 
-@app.command()
-def memory(runs: RunsFolder = None, as_json: Json = False) -> None:
-    """List the tricks that were proven, newest last, with the evaluations that prove them."""
-    from memory.trick import load
-
-    path = memory_file(runs)
-    tricks = load(path)
-    for trick in tricks:
-        r = trick.ratio
-        sys.stdout.write(f"{trick.at}  {trick.problem}/{trick.size} {trick.target}: {trick.claim}\n")
-        sys.stdout.write(
-            f"  {r.median:.3f}x (95 % {r.low:.3f} to {r.high:.3f}, {r.processes} process pairs)  candidate {trick.candidate[:16]}"
-        )
-        sys.stdout.write(f"  evaluations {' '.join(e[:16] for e in trick.evaluations)}\n")
-    if not tricks:
-        Console(stderr=True).print(f"no tricks yet in {path}", soft_wrap=True)
-    if as_json:
-        sys.stdout.write(json.dumps([t.model_dump(mode="json") for t in tricks]) + "\n")
-
-
-def memory_file(runs: Path | None) -> Path:
-    """Where tricks are kept: beside the run folders."""
-    return (runs or platformdirs.user_data_path("kernelbraid")) / "memory" / "tricks.jsonl"
-
-
-class _plain_errors:  # noqa: N801
+@contextmanager
+def _plain_errors(console: Console) -> Iterator[None]:
     """A user's mistake or a missing part of the machine is one sentence on stderr, not a traceback."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            error = KernelbraidError(f"{error}; choose other folders with --runs and --cache")
-        if isinstance(error, KernelbraidError):
-            self.console.print(f"error: {error}", style="red", markup=False)
-            raise typer.Exit(2) from None
+    try:
+        yield
+    except KernelbraidError as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        raise typer.Exit(2) from None
+    except OSError as error:
+        console.print(f"error: {error}; choose other folders with --runs and --cache", style="red", markup=False)
+        raise typer.Exit(2) from None
 
 
 def run_main() -> None:

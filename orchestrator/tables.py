@@ -1,60 +1,56 @@
-"""What a person sees at the end of the main job."""
+"""What a person sees at the end of a campaign."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.job import Outcome
-from sandbox.evaluation import Interval
+from sandbox.evaluation import Evaluation, Interval
 
 
-def show(outcome: Outcome, console: Console) -> None:
-    """Stages, phases, verdict."""
-    if outcome.stages:
-        table = Table(title="stages alone (as split by the plans)", title_justify="left")
-        for column in ("stage / split", "status", "cold us", "implementation"):
-            table.add_column(column, justify="right" if column == "cold us" else "left")
-        for name, e in outcome.stages:
-            us = f"{1e6 * e.times.step_seconds.median:.1f}" if e.times else ""
-            table.add_row(name, str(e.status), us, e.candidate_name.split("@")[0])
-        console.print(table)
-    for name, (plan, _, e) in outcome.plans.items():
-        if e.times is None:
-            console.print(f"plan '{name}': {e.status}\n{e.log}")
-            continue
-        table = Table(title=f"plan '{name}': {plan.all_to_alls} all-to-alls, {len(plan.phases)} phases", title_justify="left")
+def show(summary: dict[str, Any], final: Evaluation, report: str, console: Console) -> None:
+    """Phases of the result, the way to it, the verdict."""
+    if final.times is not None and final.times.phases:
+        table = Table(title=f"the result, phase by phase ({summary['all_to_alls']} all-to-alls)", title_justify="left")
         for column in ("phase", "predicted us", "stamped us", "pages MB"):
             table.add_column(column, justify="left" if column == "phase" else "right")
-        for p in e.times.phases:
+        for p in final.times.phases:
             table.add_row(p.name, f"{p.predicted_us:.1f}", f"{p.stamped_us:.1f}", f"{p.bytes / 1e6:.2f}")
-        total = [sum(getattr(p, f) for p in e.times.phases) for f in ("predicted_us", "stamped_us", "bytes")]
+        total = [sum(getattr(p, f) for p in final.times.phases) for f in ("predicted_us", "stamped_us", "bytes")]
         table.add_section()
         table.add_row("all", f"{total[0]:.1f}", f"{total[1]:.1f}", f"{total[2] / 1e6:.2f}")
         console.print(table)
-    summary = outcome.summary
+        console.print(
+            "predicted: the stages as far as they were measured; stamped: the runtime's clock, the first phase with waking the team"
+        )
     rows = [("status", f"{summary['status']} ({summary['standing']})")]
     if summary["reason"]:
         rows.append(("because", summary["reason"].splitlines()[0]))
-    last = list(outcome.plans.values())[-1][2]
-    if last.times is not None:
-        rows.append(("one step", said(last.times.step_seconds, 1e6, " us")))
-        rows += [(f"speedup over {name}", said(r, 1.0, "x")) for name, r in last.times.vs.items()]
-        if last.times.read_pass_share:
-            rows.append(("of the read-only pass's rate", said(last.times.read_pass_share, 100.0, " %")))
+    if final.times is not None:
+        rows.append(("one step", said(final.times.step_seconds, 1e6, " us")))
+        rows += [(f"speedup over {name}", said(r, 1.0, "x")) for name, r in final.times.vs.items()]
+        if final.times.read_pass_share:
+            rows.append(("of the read-only pass's rate", said(final.times.read_pass_share, 100.0, " %")))
     rows += [
         ("dispatches per step", f"{summary['dispatches_per_step']} (evidence: {summary['dispatch_evidence']})"),
-        ("all-to-alls", f"{summary['all_to_alls']} (unfused: {summary['unfused_all_to_alls']})"),
-        ("tricks admitted to memory", str(summary["memory_admitted"])),
+        ("all-to-alls", f"{summary['all_to_alls']} (start: {summary['start_all_to_alls']})"),
+        ("evaluations", f"{summary['evaluations']} of {summary['candidates']} candidates: " + _counts(summary["statuses"])),
+        ("tricks admitted to memory", str(len(summary["tricks_admitted"]))),
+        ("tricks recalled from memory", str(len(summary["tricks_recalled"]))),
+        ("took", f"{summary['seconds']:.0f} s"),
         ("kernel", summary["kernel"]),
+        ("report", report),
         ("run folder", summary["run_folder"]),
     ]
-    console.print(
-        "predicted: the stages alone, cold, added up; stamped: the runtime's clock in repeated steps, the first phase with waking the team"
-    )
     console.print("result")
     for name, text in rows:
-        console.print(f"  {name:<30}{text}")
+        console.print(f"  {name:<30}{text}", markup=False)
+
+
+def _counts(statuses: dict[str, int]) -> str:
+    return ", ".join(f"{n} {name}" for name, n in sorted(statuses.items(), key=lambda kv: -kv[1]))
 
 
 def said(x: Interval, scale: float, unit: str) -> str:

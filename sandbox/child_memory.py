@@ -21,6 +21,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.memchr.restype = ctypes.c_void_p
+_libc.memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
@@ -193,8 +195,14 @@ def write_tensors(path: str, items: list[tuple[str, str, list[int], memoryview]]
     return offset
 
 
+_evictors: dict[int, int] = {}  # size -> address, mapped and touched once: page faults would take ten times as long as the reads
+
+
 def evict_caches(size: int) -> None:
-    """Write through `size` bytes, so that the caches hold them and nothing else."""
-    address = _map(size, _READ | _WRITE)
-    ctypes.memset(address, 1, size)
-    _libc.munmap(address, size)
+    """Read through `size` bytes of own memory, so that the caches hold them and nothing else. (Writing would not do: a large memset
+    goes past the caches.)"""
+    if size not in _evictors:
+        _evictors[size] = _map(size, _READ | _WRITE)
+        ctypes.memset(_evictors[size], 1, size)
+    if _libc.memchr(_evictors[size], 2, size):
+        raise RuntimeError("memory that nobody writes has changed")

@@ -27,6 +27,7 @@ from sandbox.box_errors import BoxError, CompileFailed, CompileLimit, FlagRefuse
 from sandbox.enclosure import SCRATCH
 from sandbox.errors import UnavailableError
 from sandbox.isolation import Limits, open_box
+from sandbox.prelude import HEADER, prelude
 from sandbox.walls import Walls
 
 _ALLOWED_FLAGS = re.compile(
@@ -63,6 +64,9 @@ class Compiler:
 
     path: str
     version: str
+
+
+QUIET_FLAGS = ("-Wno-psabi",)  # of every candidate, after host_flags
 
 
 def host_flags() -> tuple[str, ...]:
@@ -189,9 +193,12 @@ def _build(
     walls: Walls,
     limits: Limits,
     include_dirs: Sequence[Path],
+    ready: Path | None,
 ) -> tuple[bytes, float, str]:
-    """(library, seconds, log) of one attempt in a box of its own."""
+    """(library, seconds, log) of one attempt in a box of its own. ready: folder of the precompiled prelude."""
     binds = [(folder, f"/include/{number}") for number, folder in enumerate(include_dirs)]
+    if ready is not None:
+        binds.append((ready, "/prelude"))
     home = Path(compiler.path).resolve().parent.parent
     if home.parts[1] not in ("usr", "bin"):  # a compiler of an own prefix (conda, /opt) must be shown too
         binds.append((home, str(home)))
@@ -199,6 +206,8 @@ def _build(
         shown = box.put("candidate.cpp", source.encode(errors="surrogateescape"))
         output = box.inside(box.scratch / "out.so")
         includes = [f"-I{box.inside(folder.resolve())}" for folder in include_dirs]
+        if ready is not None:
+            includes += ["-include", box.inside(ready / HEADER)]
         result = box.run(
             # libraries stand after what needs them
             [compiler.path, *(f for f in flags if not f.startswith("-l")), *includes, shown, "-o", output]
@@ -245,7 +254,9 @@ def compile_cpu(
     with _building(cache_dir, key, limits.wall_s + 10):
         found = _lookup(cache_dir, key)  # somebody else may have built it while we waited
         if found is None:
-            library, seconds, log = _build(source, flags, tool, walls, limits, include_dirs)
+            plain = flags == (*host_flags(), *QUIET_FLAGS) and not include_dirs
+            ready = prelude(cache_dir, tool.path, tool.version, flags, walls, limits) if plain else None
+            library, seconds, log = _build(source, flags, tool, walls, limits, include_dirs, ready)
             found = _store(cache_dir, key, library, seconds, log)
             prune_cache(cache_dir)
         return found

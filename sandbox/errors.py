@@ -38,6 +38,11 @@ class IllegalPlan(PlanError):
         shown = "\n  ".join(violations[:12])
         more = f"\n  ... and {len(violations) - 12} more" if len(violations) > 12 else ""
         super().__init__(f"plan '{plan}' is not legal; fix the plan file:\n  {shown}{more}")
+        self.plan = plan
+
+    def __reduce__(self) -> tuple[type[IllegalPlan], tuple[str, list[str]]]:
+        """Errors cross processes by pickle, which calls the class with `args`: those are the message here."""
+        return type(self), (self.plan, self.violations)
 
 
 class AssemblyError(KernelbraidError):

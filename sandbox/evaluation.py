@@ -122,6 +122,7 @@ class PhaseTime(Frozen):
     predicted_us: float
     stamped_us: float
     bytes: int
+    sync_us: float = 0.0  # of stamped_us: from the end of a block's own work to the end of the barrier, mean over blocks
 
 
 class Times(Frozen):
@@ -187,12 +188,19 @@ class Evaluation(Frozen):
     @property
     def key(self) -> str:
         """What makes two evaluations the same work: candidate, problem, protocol, environment, purpose, attempt."""
-        return content_hash([self.candidate, self.problem, self.size, self.protocol, self.environment.id, self.purpose, self.attempt])
+        return evaluation_key(self.candidate, self.problem, self.size, self.environment.id, self.purpose, self.attempt, self.protocol)
 
     def chained(self, previous: str) -> Evaluation:
         """This record with its place in a chain and its own hash filled in."""
         body = self.model_copy(update={"previous": previous, "id": ""})
         return body.model_copy(update={"id": content_hash(body.model_dump(mode="json", exclude={"id"}))})
+
+
+def evaluation_key(
+    candidate: str, problem: str, size: str, environment: str, purpose: Purpose, attempt: int, protocol: str = PROTOCOL
+) -> str:
+    """Hash of what makes two evaluations the same work, known before either is done."""
+    return content_hash([candidate, problem, size, protocol, environment, purpose, attempt])
 
 
 def append(path: Path, evaluation: Evaluation) -> Evaluation:
@@ -230,7 +238,9 @@ def read_chain(path: Path) -> list[Evaluation]:
             record = Evaluation.model_validate_json(line)
         except ValueError as error:
             raise RecordError(f"{path}:{number}: this is no record: {error}") from error
-        if record.previous != previous or record.chained(previous).id != record.id:
+        # The line as it stands is hashed, not the record it becomes: a field that later versions add changes no old hash.
+        body = {k: v for k, v in json.loads(line).items() if k != "id"}
+        if record.previous != previous or content_hash(body) != record.id:
             raise RecordError(f"{path}:{number}: the record was edited or records are missing before it")
         previous = record.id
         out.append(record)

@@ -7,16 +7,9 @@ and says so); GPUs.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
-import os
-import secrets
-import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -34,37 +27,20 @@ from sandbox.box_errors import (
     NoWallsError,
 )
 from sandbox.candidate import Candidate
-from sandbox.checking import CheckPlan, Prepared, explain, prepare_checks, run_cases
+from sandbox.checking import Prepared
 from sandbox.child_process import ChildProcess
-from sandbox.compiler import Compiled, compile_cpu, host_flags
+from sandbox.compiler import QUIET_FLAGS, Compiled, compile_cpu, host_flags
 from sandbox.environment import describe_environment, usable_cpus
 from sandbox.errors import UnavailableError
-from sandbox.evaluation import CaseResult, Evaluation, Interval, PhaseTime, Purpose, Standing, Status, Times
+from sandbox.evaluation import Evaluation, Purpose, Status
 from sandbox.isolation import Limits
+from sandbox.judgement import SPARE_ROWS, JudgeLimits, Judgement
 from sandbox.problem import Problem
-from sandbox.stage_checking import StageCase
-from sandbox.timing import SLOPE_GAP, Effort, Measured, Rival, measure, read_share, verify_chain
+from sandbox.quiet import on_cpus, working
+from sandbox.stage_checking import CasePool
 from sandbox.walls import Walls, probe_walls
 
-LOG_CHARS = 6000
-NOISE = 1.5  # an interval of the step time wider than this ratio says more about the machine than about the candidate
-MIN_CLEAR = 0.1  # share of the steps asked about, over all timed chains, that could be compared (see verify_chain)
-SPARE_ROWS = 64  # cache rows beyond the context that a candidate must have room for
-
-
-@dataclass(frozen=True)
-class JudgeLimits:
-    """What one evaluation may use and how much it measures. `timed=False` checks only."""
-
-    wall_s: float = 900.0
-    step_s: float = 60.0
-    memory_bytes: int = 10 << 30
-    processes: int = 64
-    checks: CheckPlan = field(default_factory=CheckPlan)
-    effort: Effort = field(default_factory=Effort)
-    rivals: tuple[str, ...] = ()
-    timed: bool = True
-    stage_repeats: int = 15
+__all__ = ["Judge", "JudgeLimits"]
 
 
 class Judge:
@@ -79,8 +55,10 @@ class Judge:
         if threads is not None and threads > len(cpus):
             raise UnavailableError(f"{threads} threads were asked for, but this process may use {len(cpus)} CPUs: ask for fewer")
         self.cpus = cpus[: threads or None]
+        self.spare = cpus[threads:] if threads else []  # compiling there disturbs no timing
         self.progress = progress or (lambda text: None)
         self.environment = describe_environment(self.walls)
+        self.cases = CasePool()
         cache.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -104,8 +82,10 @@ class Judge:
 
     def compile(self, candidate: Candidate) -> Compiled:
         """The candidate's library, compiled in a box or found in the cache."""
-        flags = (*host_flags(), "-Wno-psabi", *candidate.flags)
-        return compile_cpu(candidate.source, flags=flags, cache_dir=self.cache / "libraries", walls=self.walls)
+        flags = (*host_flags(), *QUIET_FLAGS, *candidate.flags)
+        place = on_cpus(self.spare) if self.spare else working(self.cpus)
+        with place:
+            return compile_cpu(candidate.source, flags=flags, cache_dir=self.cache / "libraries", walls=self.walls)
 
     def open_candidate(self, candidate: Candidate, library: Path, problem: Problem, limits: JudgeLimits, overlay: Path | None = None,
                        seconds: list[float] | None = None) -> ChildProcess:  # fmt: skip
@@ -161,7 +141,7 @@ class Judge:
         one megakernel on the same cases); by default fresh ones are drawn. predicted: seconds per phase, shown beside stamps.
         """
         started = time.monotonic()
-        run = _Run(self, candidate, problem, limits, incumbents or {}, checks, predicted or {})
+        run = Judgement(self, candidate, problem, limits, incumbents or {}, checks, predicted or {})
         try:
             run.judge()
         except (CompileFailed, FlagRefused) as error:
@@ -183,208 +163,3 @@ class Judge:
         except (BoxError, OSError) as error:
             run.fail(Status.INFRASTRUCTURE, f"{type(error).__name__}: {error}")
         return run.record(purpose, attempt, time.monotonic() - started)
-
-
-class _Run:
-    """One evaluation under way; every field ends in the record."""
-
-    def __init__(self, judge: Judge, candidate: Candidate, problem: Problem, limits: JudgeLimits, incumbents: Mapping[str, Candidate],
-                 checks: Sequence[Prepared] | None, predicted: Mapping[str, float]) -> None:  # fmt: skip
-        self.place, self.candidate, self.problem, self.limits = judge, candidate, problem, limits
-        self.incumbents, self.given, self.predicted = incumbents, checks, predicted
-        self.status: Status = Status.INFRASTRUCTURE
-        self.log = "the judge did not finish"
-        self.standing = Standing.PROVISIONAL
-        self.cases: list[CaseResult] = []
-        self.times: Times | None = None
-        self.dispatches: float | None = None
-        self.compile_seconds = 0.0
-        self.load_seconds: list[float] = []
-        self.peak = 0
-
-    def fail(self, status: Status, log: str) -> None:
-        self.status, self.log, self.times = status, log, None
-        self.standing = Standing.PROVISIONAL
-
-    def record(self, purpose: Purpose, attempt: int, seconds: float) -> Evaluation:
-        wrong = self.status is Status.WRONG
-        c = self.candidate
-        return Evaluation(
-            problem=self.problem.name, size=self.problem.size, candidate=c.id, candidate_name=c.name, role=c.role, node=c.node,
-            environment=self.place.environment, purpose=purpose, attempt=attempt, status=self.status, standing=self.standing,
-            cases=tuple(self.cases) if wrong or self.status is Status.PASSED else (), times=self.times, dispatches_per_step=self.dispatches,
-            dispatch_evidence="runtime" if self.dispatches is not None else "", dispatch_policy=self.problem.spec.max_dispatches,
-            compile_seconds=self.compile_seconds, load_seconds=statistics.median(self.load_seconds) if self.load_seconds else 0.0,
-            peak_bytes=self.peak, log=self.log[-LOG_CHARS:], seconds=seconds, load_average=os.getloadavg()[0],
-        )  # fmt: skip
-
-    def judge(self) -> None:
-        if self.candidate.target != "cpu":
-            raise UnavailableError(f"this judge runs candidates for cpu; '{self.candidate.name}' is for {self.candidate.target}")
-        if self.candidate.role == "stage" and self.candidate.node not in self.problem.graph.by_name:
-            raise CompileFailed(f"the problem has no stage '{self.candidate.node}'")
-        compiled = self.place.compile(self.candidate)
-        self.library, self.compile_seconds = compiled.path, compiled.seconds
-        (self.judge_stage if self.candidate.role == "stage" else self.judge_solution)()
-
-    def open(self, overlay: Path | None = None) -> ChildProcess:
-        return self.place.open_candidate(self.candidate, self.library, self.problem, self.limits, overlay, self.load_seconds)
-
-    @property
-    def rows(self) -> int:
-        return self.problem.context + SPARE_ROWS
-
-    def saw(self, child: ChildProcess) -> None:
-        self.peak = max(self.peak, child.report().peak_memory_bytes or 0)
-
-    # -- one stage -----------------------------------------------------------------------------------------------
-
-    def judge_stage(self) -> None:
-        node = self.problem.graph.by_name[self.candidate.node]
-        weights = self.place.weights(self.problem)
-        contexts = [self.problem.context] * self.limits.checks.seeds
-        if node.layer == self.problem.graph.nodes[-1].layer:
-            contexts.append(3)
-        with contextlib.closing(self.open()) as child:
-            for context in contexts:
-                case = StageCase(self.problem, weights, node, context)
-                self.cases.append(case.judge(child, self.rows, self.limits.step_s))
-            if not all(c.ok for c in self.cases):
-                self.status, self.log = Status.WRONG, explain(self.cases)
-                return
-            self.status, self.log = Status.PASSED, ""
-            if self.limits.timed:
-                last = StageCase(self.problem, weights, node, self.problem.context)
-                samples = []
-                last.judge(child, self.rows, self.limits.step_s)
-                for _ in range(self.limits.stage_repeats):
-                    child.call("evict", bytes=96 << 20)
-                    child.run_chain("check", steps=1, position=last.position)
-                    with child.reading("stamps"):
-                        ns = child.call("stamps", self.limits.step_s)["ns"]  # of the blocks' own work: waking them up is not the stage's
-                        samples.append(max(ns[i + 1] - ns[i] for i in range(0, len(ns), 3)) / 1e9)
-                self.cases.append(StageCase(self.problem, weights, node, self.problem.context).judge(child, self.rows, self.limits.step_s))
-                if not self.cases[-1].ok:
-                    self.fail(Status.CHEATING, "right when checked, wrong after it was timed:\n" + explain(self.cases))
-                    return
-                median = statistics.median(samples)
-                low, high = sorted(samples)[len(samples) // 10], sorted(samples)[-1 - len(samples) // 10]
-                step = Interval(
-                    median=median, low=low, high=high, pairs=len(samples), of="seconds of the slowest block, cold caches, 10-90 % of calls"
-                )
-                self.times = Times(step_seconds=step, clock="child, estimate: for the phase model, never for admission")
-            self.saw(child)
-
-    # -- a whole step --------------------------------------------------------------------------------------------
-
-    def judge_solution(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="kernelbraid-") as folder:
-            prepared = self.given
-            if prepared is None:
-                prepared = prepare_checks(self.problem, self.place.weights(self.problem), self.limits.checks, Path(folder))
-            self.place.progress(f"  {self.candidate.name}: checking under {', '.join(c.name for c in prepared)} weights")
-            for check in prepared:
-                with contextlib.closing(self.open(check.overlay)) as child:
-                    before = child.dispatches(self.limits.step_s)
-                    self.cases += run_cases(child, self.problem, check, self.rows, self.limits.step_s)
-                    steps = sum(c.steps for c in check.check.cases)
-                    self.dispatches = max(self.dispatches or 0.0, (child.dispatches(self.limits.step_s) - before) / steps)
-                    self.saw(child)
-            if not all(c.ok for c in self.cases):
-                self.status, self.log = Status.WRONG, explain(self.cases)
-                return
-            if self.too_many_dispatches():
-                return
-            self.status, self.log = Status.PASSED, ""
-            if self.limits.timed:
-                self.time_solution(prepared)
-
-    def too_many_dispatches(self) -> bool:
-        """The gate on launches: what the runtime counted against what the problem allows."""
-        allowed = self.problem.spec.max_dispatches
-        over = allowed is not None and (self.dispatches or 0.0) > allowed
-        if over:
-            self.fail(Status.RULE_BROKEN, f"{self.dispatches} dispatches per step; the problem allows {allowed}")
-        return over
-
-    def time_solution(self, prepared: Sequence[Prepared]) -> None:
-        """Time it, every process under other weights: a time hardly depends on values, but what a timed chain leaves out (a
-        candidate can tell it from a check by its steps) shows only under the probe that was made for it."""
-        place, problem, limits = self.place, self.problem, self.limits
-        known = problem.spec.baselines
-        rivals = [
-            Rival(name, functools.partial(place.open_rival, name, problem, limits), known[name].chain if name in known else None)
-            for name in limits.rivals
-        ]
-        for name, other in self.incumbents.items():
-            rivals.append(Rival(name, functools.partial(place.open_compiled, other, problem, limits)))
-        secret = secrets.SystemRandom()
-        usable = [(c.name, c.overlay, c.check.weights) for c in prepared if c.context == problem.context]
-        usable = usable or [("ordinary", None, place.weights(problem))]
-        drawn: list[tuple[str, Path | None, Mapping[str, torch.Tensor]]] = []
-        while len(drawn) < limits.effort.processes:
-            drawn += secret.sample(usable, len(usable))
-        turn, compared, asked = iter(drawn), 0, 0
-        measured = measure(problem, lambda: self.open(next(turn)[1]), rivals, limits.effort, limits.step_s, self.rows, place.progress)
-        # Where the truth costs more than the candidate, one chain to its end and a share of the others; nobody knows which before.
-        whole, share_of = secret.randrange(len(measured.chains)), problem.spec.verified_steps.get(problem.size)
-        for number, ((case, steps, collected), (name, _, weights)) in enumerate(zip(measured.chains, drawn, strict=False)):
-            length = steps if number == whole or share_of is None else min(steps, share_of)
-            fault, clear = verify_chain(problem, weights, case, length, collected)
-            place.progress(f"  a timed chain under {name} weights: {clear} of {length} steps route clearly and were compared")
-            compared, asked = compared + clear, asked + length
-            if fault:
-                self.fail(Status.CHEATING, f"right when checked, wrong when timed, under {name} weights: {fault}")
-                return
-        self.dispatches = max(self.dispatches or 0.0, *measured.dispatches)
-        if self.too_many_dispatches():
-            return
-        with contextlib.closing(self.open()) as child:
-            phases, share = self.inspect(child)
-            self.saw(child)
-        self.times = Times(step_seconds=measured.step_interval(), vs=measured.speedups(), read_pass_share=share, phases=phases)
-        self.standing = self.settle(measured, share, compared < asked * MIN_CLEAR)
-
-    def settle(self, measured: Measured, share: Interval | None, unclear: bool) -> Standing:
-        """Confirmed only if measured over five process pairs, the slope agrees with the mean, and no byte bound is beaten."""
-        if unclear:
-            self.log = "quarantined: in the timed chains too few steps route clearly, so too little could be compared with the truth"
-            return Standing.QUARANTINED
-        if share is not None and share.low > 1.0:
-            self.log = f"quarantined: a step takes less time than reading its bytes once ({share.median:.2f} of it)"
-            return Standing.QUARANTINED
-        step = measured.step_interval()
-        if step.high > NOISE * step.low:
-            self.log = (f"quarantined: the step time spreads from {1e6 * step.low:.0f} to {1e6 * step.high:.0f} us between processes; "
-                        "measure again on a quiet machine")  # fmt: skip
-            return Standing.QUARANTINED
-        gap = measured.slope_gap()
-        if gap > SLOPE_GAP:
-            self.log = f"quarantined: the slope over chain lengths lies {gap:.0%} above the mean step time (allowed {SLOPE_GAP:.0%})"
-            return Standing.QUARANTINED
-        return Standing.CONFIRMED if len(measured.own) >= 5 else Standing.PROVISIONAL
-
-    def inspect(self, child: ChildProcess) -> tuple[tuple[PhaseTime, ...], Interval | None]:
-        """Stamps per phase and the share of the read pass, where the candidate is one of our assembled kernels."""
-        if self.candidate.plan is None:
-            return (), None
-        share, _ = read_share(child, self.problem, self.limits.effort, self.rows, self.limits.step_s)
-        with child.reading("describe"):
-            described = json.loads(child.call("describe", self.limits.step_s)["text"])
-            names = [str(p["name"]) for p in described["phases"]]
-            blocks, page_bytes = int(described["blocks"]), [int(p["page_bytes"]) for p in described["phases"]]
-        samples: list[list[float]] = []
-        for _ in range(self.limits.effort.read_pairs):
-            child.run_chain("read", steps=1, position=self.problem.context, timeout=self.limits.step_s)
-            with child.reading("stamps"):
-                ns = child.call("stamps", self.limits.step_s)["ns"]
-                if len(ns) != blocks * 3 * len(names):
-                    raise ValueError(f"{len(ns)} stamps of {blocks} blocks and {len(names)} phases")
-                per = [ns[b * 3 * len(names) : (b + 1) * 3 * len(names)] for b in range(blocks)]
-                ends = [max(row[3 * p + 2] for row in per) / 1e3 for p in range(len(names))]
-                samples.append([end - (ends[p - 1] if p else 0.0) for p, end in enumerate(ends)])
-        return tuple(
-            PhaseTime(name=name, predicted_us=1e6 * self.predicted.get(name, 0.0), stamped_us=statistics.median(s[p] for s in samples),
-                      bytes=page_bytes[p])
-            for p, name in enumerate(names)
-        ), share  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,19 +23,57 @@ from sandbox.problem import Problem
 _TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "i32": torch.int32}
 
 
-class StageCase:
-    """Inputs, state, expected outputs and bounds of one stage for one fresh secret case."""
+@dataclass(frozen=True)
+class Drawn:
+    """One secret case of a problem: its state, and what the truth has on every edge."""
 
-    def __init__(self, problem: Problem, weights: Mapping[str, torch.Tensor], node: Node, context: int) -> None:
+    seed: int
+    context: int
+    state: Mapping[str, torch.Tensor]
+    trace: Mapping[str, Any]
+
+
+class CasePool:
+    """Secret cases in a ring, each used a few times and then drawn anew: the truth of a whole step costs more than judging a stage.
+
+    Cases in a row differ, so one evaluation never sees a case twice. No candidate's process outlives its evaluation or can
+    leave anything behind, so what one has seen is of no use to the next."""
+
+    RING = 3
+    USES = 8
+
+    def __init__(self) -> None:
+        self._rings: dict[tuple[str, str, int], list[tuple[Drawn, int]]] = {}
+
+    def draw(self, problem: Problem, weights: Mapping[str, torch.Tensor], context: int) -> Drawn:
+        """The next case at a context."""
+        ring = self._rings.setdefault((problem.name, problem.size, context), [])
+        if len(ring) < self.RING:
+            drawn, uses = self._fresh(problem, weights, context), 0
+        else:
+            drawn, uses = ring.pop(0)
+        if uses + 1 < self.USES:
+            ring.append((drawn, uses + 1))
+        return drawn
+
+    @staticmethod
+    def _fresh(problem: Problem, weights: Mapping[str, torch.Tensor], context: int) -> Drawn:
         tolerance, reference = problem.module("tolerance"), problem.module("reference")
-        self.problem, self.node, self.position = problem, node, context
-        self.seed = secrets.randbits(40)
-        token, state = problem.module("definition").make_case(problem.dims, context, self.seed)
+        seed = secrets.randbits(40)
+        token, state = problem.module("definition").make_case(problem.dims, context, seed)
         trace: dict[str, Any] = {}
         truth = reference.Truth(problem.dims, weights, tolerance.truth_dtype(problem.dims))
         truth.step(token, {k: v.clone() for k, v in state.items()}, context, trace)
-        trace["token"] = token
-        graph = problem.graph
+        return Drawn(seed, context, state, trace | {"token": token})
+
+
+class StageCase:
+    """Inputs, state, expected outputs and bounds of one stage for one secret case."""
+
+    def __init__(self, problem: Problem, weights: Mapping[str, torch.Tensor], node: Node, drawn: Drawn) -> None:
+        tolerance, reference = problem.module("tolerance"), problem.module("reference")
+        self.problem, self.node, self.position, self.seed = problem, node, drawn.context, drawn.seed
+        context, state, trace, graph = drawn.context, drawn.state, drawn.trace, problem.graph
         self.inputs = {t: trace[t].to(_TORCH[graph.tensors[t].dtype]).contiguous()
                        for t in node.inputs.values() if graph.tensors[t].role != "state"}  # fmt: skip
         self.state = {t: state[t] for t in node.ports.values() if graph.tensors[t].role == "state"}

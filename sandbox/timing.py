@@ -7,7 +7,10 @@ what a candidate could hide outside its steps, and one chain of every process is
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import dataclasses
+import functools
 import math
 import secrets
 import statistics
@@ -28,11 +31,14 @@ from sandbox.problem import Problem
 T = TypeVar("T")
 SETTLE_S = 0.02  # between two timed chains: the other side's threads go to sleep
 SLOPE_GAP = 0.10
+CHAIN_S = 0.03  # a long chain of this length is timed to about a percent: a pipe and waking the team cost 0.1 ms
+LEAST_CHAIN = 16  # steps
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. Chains of `short` to `short + spread` and `long` to `long + spread` steps."""
+    """How much is measured. Chains of `short` to `short + spread` and `long` to `long + spread` steps; where a step takes long,
+    chains of fewer steps last as long as it takes to time them (`CHAIN_S`)."""
 
     processes: int = 5
     pairs: int = 6
@@ -40,6 +46,11 @@ class Effort:
     long: int = 40
     spread: int = 8
     read_pairs: int = 40
+
+    def for_step(self, seconds: float) -> Effort:
+        """The same with chains as short as a step of this time allows."""
+        long = min(self.long, max(LEAST_CHAIN, round(CHAIN_S / seconds)))
+        return dataclasses.replace(self, long=long, short=max(2, round(self.short * long / self.long)))
 
 
 @dataclass
@@ -103,7 +114,7 @@ class _Start:
     state: Mapping[str, torch.Tensor]
 
 
-def _as_ours(act: Callable[[], T]) -> T:
+def as_ours(act: Callable[[], T]) -> T:
     """A rival's failure is the judge's trouble, never the candidate's status."""
     try:
         return act()
@@ -118,13 +129,14 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
     for number in range(effort.processes):
         say(f"  timing: process pair {number + 1} of {effort.processes}")
         with contextlib.ExitStack() as stack:
-            child = stack.enter_context(contextlib.closing(open_candidate()))
-            others = [(r, stack.enter_context(contextlib.closing(_as_ours(r.open)))) for r in rivals]
+            child, others = _open_all(stack, open_candidate, rivals)
             own: list[float] = []
             paired: dict[str, list[tuple[float, float]]] = {r.name: [] for r in rivals}
             one_chain(child, problem, 2, rows, timeout)  # first touch of fresh memory is not the step
+            if number == 0:
+                effort = effort.for_step(one_chain(child, problem, 4, rows, timeout)[0] / 4)
             for _, other in others:
-                _as_ours(lambda other=other: one_chain(other, problem, 1, rows, timeout))  # type: ignore[misc]
+                as_ours(lambda other=other: one_chain(other, problem, 1, rows, timeout))  # type: ignore[misc]
             before, steps = child.dispatches(timeout), 0
             keep = secrets.randbelow(effort.pairs)
             for round_ in range(effort.pairs):
@@ -148,7 +160,7 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
                     else:
                         rival, other = turn
                         length = rival.steps or lengths[1]
-                        seconds, _ = _as_ours(lambda: one_chain(other, problem, length, rows, timeout))  # noqa: B023
+                        seconds, _ = as_ours(lambda: one_chain(other, problem, length, rows, timeout))  # noqa: B023
                         theirs[rival.name] = seconds / length
                 own.append(mine)
                 for name, seconds in theirs.items():
@@ -158,6 +170,25 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
             for name, group in paired.items():
                 out.pairs[name].append(group)
     return out
+
+
+def _open_all(
+    stack: contextlib.ExitStack, open_candidate: Callable[[], ChildProcess], rivals: Sequence[Rival]
+) -> tuple[ChildProcess, list[tuple[Rival, ChildProcess]]]:
+    """All children of one process pair, started side by side; those that came up are closed by the stack whatever happens.
+
+    A box dies with the thread that started it, so the threads live as long as the stack does."""
+
+    def opened(act: Callable[[], ChildProcess]) -> ChildProcess:
+        child = act()
+        stack.callback(child.close)
+        return child
+
+    pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(1 + len(rivals)))
+    own = pool.submit(opened, open_candidate)
+    theirs = [pool.submit(opened, functools.partial(as_ours, r.open)) for r in rivals]
+    concurrent.futures.wait([own, *theirs])  # all of them, so that none is started after the stack was unwound
+    return own.result(), [(r, f.result()) for r, f in zip(rivals, theirs, strict=True)]
 
 
 def verify_chain(problem: Problem, weights: Mapping[str, torch.Tensor], case: Any, steps: int, collected: Collected) -> tuple[str, int]:

@@ -3,6 +3,9 @@
 // samples and not the answer: the median and the best decile are both given.
 #pragma once
 #include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
 
 #include "configs.hpp"
 
@@ -18,52 +21,83 @@ inline double quantile(std::vector<double> v, double q) {
     return v[size_t(q * double(v.size() - 1))];
 }
 
+// One variant of a stage: its units, filled once, and one slice of `per` items.
+struct Entry {
+    std::string name;
+    size_t unit;
+    std::function<const char*(std::byte*)> pack;
+    std::function<void(kb::Block&, const std::byte*, const int*, int first, int per)> run;
+};
+
 // `ports(item)` builds views into small buffers of the calling thread.
 template <class S, class MakePorts>
-void measure(const char* name, const Bench& b, const kb::Unit& first, MakePorts make_ports) {
-    constexpr size_t unit = S::kPages * S::kPageBytes;
-    const int per = int((size_t(4) << 20) / unit) + 1;  // units of one slice of one thread
-    const int slices = int(b.bytes / (unit * size_t(per * b.threads))), units = per * b.threads * slices;
-    kb::Arena blob(size_t(units) * unit), scratch(size_t(b.threads) << 20);
-    if (const char* why = S::pack(first, blob.data())) {
-        std::printf("refused: %s\n", why);
-        return;
+Entry entry(const char* name, const kb::Unit& first, MakePorts make) {
+    auto ports = std::make_shared<MakePorts>(std::move(make));
+    return {name, S::kPages * S::kPageBytes, [first](std::byte* at) { return S::pack(first, at); },
+            [ports](kb::Block& block, const std::byte* blob, const int* items, int from, int per) {
+                kb::run_items<S>(block, kb::Launch{}, blob, items + from, per, (*ports)(block.id), [](int i) { return i; });
+            }};
+}
+
+// Samples every variant and both read passes (over the bytes of that variant) in turn, slice after slice.
+template <class... Entries>
+void measure(const char* name, const Bench& b, Entries... given) {
+    const std::vector<Entry> entries{given...};
+    size_t largest = 0;
+    for (const Entry& e : entries) largest = std::max(largest, e.unit);
+    const int per = int((size_t(4) << 20) / largest) + 1;  // units of one slice of one thread
+    const int slices = int(b.bytes / (largest * size_t(per * b.threads))), units = per * b.threads * slices;
+    std::vector<std::unique_ptr<kb::Arena>> blobs;
+    for (const Entry& e : entries) {
+        blobs.push_back(std::make_unique<kb::Arena>(size_t(units) * e.unit));
+        std::byte* blob = blobs.back()->data();
+        if (const char* why = e.pack(blob)) {
+            std::printf("refused: %s\n", why);
+            return;
+        }
+        for (int u = 1; u < units; ++u) std::memcpy(blob + size_t(u) * e.unit, blob, e.unit);
     }
-    for (int u = 1; u < units; ++u) std::memcpy(blob.data() + size_t(u) * unit, blob.data(), unit);
+    kb::Arena scratch(size_t(b.threads) << 20);
     std::vector<int> items(static_cast<size_t>(units));
     for (int u = 0; u < units; ++u) items[size_t(u)] = u;
     struct Shared {
-        kb::Arena *blob, *scratch;
+        const Entry* entry;
+        const std::byte* blob;
+        std::byte* scratch;
         const int* items;
-        int per, variant, slice;
-        MakePorts* make;
+        int per, way, slice;
         std::atomic<uint64_t> sink{0};
-    } sh{&blob, &scratch, items.data(), per, 0, 0, &make_ports, {0}};
+    } sh{nullptr, nullptr, scratch.data(), items.data(), per, 0, 0, {0}};
     const int32_t cpus[2] = {0, 1};
     kb::Crew crew(b.threads, cpus, &sh);
     const auto job = [](void* self, kb::Block& block) {
         Shared& s = *static_cast<Shared*>(self);
-        block.scratch = s.scratch->data() + (size_t(block.id) << 20);
+        block.scratch = s.scratch + (size_t(block.id) << 20);
         const int first = (s.slice * block.count + block.id) * s.per;
-        const std::byte* mine = s.blob->data() + size_t(first) * unit;
-        if (s.variant == 0) s.sink += kb::read_bytes<0>(mine, s.per * unit);
-        else if (s.variant == 1) s.sink += kb::read_bytes<1>(mine, s.per * unit);
-        else {
-            auto ports = (*s.make)(block.id);
-            kb::run_items<S>(block, kb::Launch{}, s.blob->data(), s.items + first, s.per, ports, [](int i) { return i; });
-        }
+        const std::byte* mine = s.blob + size_t(first) * s.entry->unit;
+        if (s.way == 0) s.sink += kb::read_bytes<0>(mine, size_t(s.per) * s.entry->unit);
+        else if (s.way == 1) s.sink += kb::read_bytes<1>(mine, size_t(s.per) * s.entry->unit);
+        else s.entry->run(block, s.blob, s.items, first, s.per);
     };
-    std::vector<double> gb[3];
-    for (int n = 0, at = 0; n < b.rounds * slices * 3; ++n, at = (at + 1) % slices) {
-        sh.variant = (n + n / 3) % 3;
-        sh.slice = at;
-        const uint64_t t = kb::now_ns();
-        crew.dispatch(job);
-        const double rate = double(per * b.threads) * unit / double(kb::now_ns() - t);
-        if (n >= slices) gb[sh.variant].push_back(rate);
+    std::vector<std::vector<double>> rates(entries.size() * 3);  // GB/s
+    for (int n = 0; n < b.rounds * slices; ++n) {
+        for (size_t v = 0; v < rates.size(); ++v) {
+            sh.entry = &entries[v / 3];
+            sh.blob = blobs[v / 3]->data();
+            sh.way = (int(v) + n) % 3;
+            sh.slice = (3 * n + int(v) % 3) % slices;  // bytes that the last samples did not touch
+            const uint64_t t = kb::now_ns();
+            crew.dispatch(job);
+            const double rate = double(size_t(per * b.threads) * sh.entry->unit) / double(kb::now_ns() - t);
+            if (n > 0) rates[v / 3 * 3 + size_t(sh.way)].push_back(rate);
+        }
     }
-    const double read = std::max(quantile(gb[0], 0.9), quantile(gb[1], 0.9)), middle = std::max(quantile(gb[0], 0.5), quantile(gb[1], 0.5));
-    std::printf("%-26s threads %d  read %.1f  stage %.1f GB/s  share %.2f   (best decile: read %.1f  stage %.1f  share %.2f)\n", name, b.threads, middle, quantile(gb[2], 0.5), quantile(gb[2], 0.5) / middle, read, quantile(gb[2], 0.9), quantile(gb[2], 0.9) / read);
+    for (size_t e = 0; e < entries.size(); ++e) {
+        const auto read = [&](double q) { return std::max(quantile(rates[3 * e], q), quantile(rates[3 * e + 1], q)); };
+        const auto stage = [&](double q) { return quantile(rates[3 * e + 2], q); };
+        std::printf("%-21s %-23s threads %d  read %.1f  stage %.1f GB/s  share %.2f   (best decile: read %.1f  stage %.1f  share %.2f)\n", name, entries[e].name.c_str(),
+                    b.threads, read(0.5), stage(0.5), stage(0.5) / read(0.5), read(0.9), stage(0.9), stage(0.9) / read(0.9));
+    }
     std::fflush(stdout);
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,13 @@ class Case:
     unit_floats: int = 0
     positions: tuple[int, ...] = (3,)
     bench: bool = False
+    implementation: str = ""  # of its kind, if it is not the first
+    limit: float = 0.0  # relative RMS error, where an implementation rounds on purpose
+
+    @property
+    def source(self) -> str:
+        """Which sources make it."""
+        return self.implementation or self.kind
 
     def __getitem__(self, name: str) -> int:
         return dict(self.dims)[name]
@@ -107,20 +114,34 @@ def _conv(heads: int, bench: bool = False) -> Case:
     )
 
 
-def _kda(heads: int, bench: bool = False) -> Case:
+def _kda(heads: int, bench: bool = False, cols: int = 0, two_pass: bool = False) -> Case:
     d = 128
-    return Case(f"kda_state-{heads}", "kda_state", (("D", d),),
+    name = f"{'two_pass' if two_pass else 'kda_state'}-{heads}" + (f"-{cols}" if cols else "")
+    return Case(name, "kda_state", (("D", d), ("COLS", cols)),
                 (Port("qkvg", "read", heads * 4 * d, 4 * d), Port("qkv", "read", heads * 3 * d, 3 * d), Port("beta", "read", heads, 1),
-                 Port("o", "own", heads * d, d), Port("S", "state", heads * d * d, d * d)), items=heads, bench=bench)  # fmt: skip
+                 Port("o", "own", heads * d, d), Port("S", "state", heads * d * d, d * d)), items=heads, bench=bench,
+                implementation="kda_two_pass" if two_pass else "")  # fmt: skip
 
 
-def _attend(heads: int, group: int, lora: int, positions: tuple[int, ...], bench: bool = False) -> Case:
+def _attend(heads: int, group: int, lora: int, positions: tuple[int, ...], bench: bool = False, *, block: int = 72) -> Case:
     rope = 64
-    return Case(f"attend-{lora}-{heads}by{group}", "attend", (("LORA", lora), ("ROPE", rope), ("QK", 192), ("GROUP", group), ("BLOCK", 72)),
+    name = f"attend-{lora}-{heads}by{group}" + (f"-B{block}" if block != 72 else "")
+    return Case(name, "attend", (("LORA", lora), ("ROPE", rope), ("QK", 192), ("GROUP", group), ("BLOCK", block)),
                 (Port("qa", "read", heads * lora, group * lora), Port("qr", "read", heads * rope, group * rope),
                  Port("latent", "read", lora), Port("kr", "read", rope),
                  Port("c_kv", "read", lora, ctype="kb::bf16", dynamic=True), Port("k_rope", "read", rope, ctype="kb::bf16", dynamic=True),
                  Port("ctx", "own", heads * lora, group * lora)), items=heads // group, positions=positions, bench=bench)  # fmt: skip
+
+
+# relative RMS error of attend-bf16 by (LEVELS, PLEVELS): what is rounded to 8 bits, and what keeps 16
+ROUNDED = {(1, 1): 6e-3, (1, 2): 6e-3, (2, 1): 3e-3, (2, 2): 3e-5}
+
+
+def _attend_bf16(heads: int, group: int, lora: int, positions: tuple[int, ...], levels: int, weights: int, block: int = 64, ahead: int = 64,
+                 bench: bool = False) -> Case:  # fmt: skip
+    plain = _attend(heads, group, lora, positions, bench, block=block)
+    return replace(plain, name=f"attend-{lora}-{heads}by{group}-L{levels}P{weights}B{block}A{ahead}", implementation="attend_bf16",
+                   dims=(*plain.dims, ("LEVELS", levels), ("PLEVELS", weights), ("AHEAD", ahead)), limit=ROUNDED[levels, weights])  # fmt: skip
 
 
 def _rope(kind: str, lora: int, positions: tuple[int, ...], bench: bool = False) -> Case:
@@ -148,10 +169,16 @@ CASES: tuple[Case, ...] = (
     _residual("emit", 256, True), _residual("emit", 2304, False, True),
     _linear(256, 8, 8), _linear(256, 6, 2), _linear(2304, 32, 4, 2), _linear(2304, 32, 32, bench=True), _linear(2304, 64, 64, bench=True),
     _linear(256, 3, 1), _conv(4), _conv(32, True), _kda(4), _kda(32, True),
+    *(_kda(4, cols=cols) for cols in (16, 32, 64, 128)), *(_kda(4, cols=cols, two_pass=True) for cols in (16, 64, 128)), _kda(32, True, 32, True),
     _rope("rope", 128, (0, 1, 17, 2048, 999_983)), _rope("rope", 512, (1_000_000, 16384, 2048), True),
     _rope("append", 128, (1,)), _rope("append", 512, (1,), True),
     _attend(4, 2, 128, ROWS), _attend(2, 1, 128, ROWS), _attend(8, 4, 256, ROWS), _attend(16, 8, 256, ROWS), _attend(32, 16, 512, ROWS, True),
-    _attend(32, 32, 128, (97,)), _attend(8, 8, 128, (16384,)), _attend(2, 2, 256, (16384,)), _attend(32, 1, 512, (2048,), True), _topk(64, 8, True), _topk(16, 4), _topk(8, 2),
+    _attend(32, 32, 128, (97,)), _attend(8, 8, 128, (16384,)), _attend(2, 2, 256, (16384,)), _attend(32, 1, 512, (2048,), True),
+    _attend(16, 8, 256, (200,), block=48), _attend(8, 2, 256, (200,), block=96),
+    _attend_bf16(2, 1, 128, ROWS, 2, 2, ahead=0), _attend_bf16(4, 2, 128, ROWS, 2, 2, 32), _attend_bf16(8, 4, 256, ROWS, 2, 2, 128, 128),
+    _attend_bf16(16, 8, 256, ROWS, 2, 2), _attend_bf16(16, 8, 256, ROWS, 1, 1, 32), _attend_bf16(32, 16, 512, ROWS, 1, 1, bench=True),
+    _attend_bf16(32, 16, 512, (2048,), 1, 2), _attend_bf16(32, 16, 512, (2048,), 2, 1), _attend_bf16(32, 16, 512, (2048,), 2, 2, bench=True),
+    _attend_bf16(32, 32, 128, (97,), 2, 2), _attend_bf16(8, 8, 128, (16384,), 2, 2), _topk(64, 8, True), _topk(16, 4), _topk(8, 2),
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.cpu_stages.stage_text import build, program
+from tests.cpu_stages.stage_text import build, knob_values, knobs_type, program
 
 F64 = NDArray[np.float64]
 F32 = NDArray[np.float32]
@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Case:
-    """One stage at one shape. `config` has LEVELS for the knob; `call` the driver call with STAGE and CONFIG."""
+    """One stage at one shape. `config` has KNOBS for the type of the knobs; `call` the driver call with STAGE and CONFIG."""
 
     name: str
     stage: str
@@ -63,7 +63,7 @@ def linear(name: str, k: int, n: int, parts: tuple[Part, ...], items: int, *, wh
     """A linear_w4 case."""
     kind = "kb::bf16" if bf16_x else "float"
     mode = "ADD" if add else "OWN"
-    config = f"LinearConfig<{k}, {n}, {len(parts)}, {str(whole).lower()}, {mode}, LEVELS, {kind}>"
+    config = f"LinearConfig<{k}, {n}, {len(parts)}, {str(whole).lower()}, {mode}, KNOBS, {kind}>"
     segments = ", ".join(p.text for p in parts)
     call = f"driver::linear_case<STAGE, CONFIG, {kind}>(DIR, {{{segments}}}, {items})"
     return Case(name, "linear", config, call, parts, items, items, add=add, bf16_x=bf16_x,
@@ -83,17 +83,54 @@ CASES = [
     linear("heads4", 256, 128, tuple(Part(256, 96, 256, 32, n_stride=32) for _ in range(4)), 3, whole=True, add=False),
     linear("rows_add", 128, 320, (Part(512, 320, 128, 320, k_stride=128),), 4, whole=False, add=True),
     linear("boxes_own", 256, 64, (Part(256, 3 * 192, 256, 64, n0=128, n_stride=192),), 3, whole=False, add=False),
-    Case("expert_up", "up", "UpConfig<384, 64, 2, LEVELS>",
+    Case("expert_up", "up", "UpConfig<384, 64, 2, KNOBS>",
          "driver::up_case<STAGE, CONFIG>(DIR, {{384, 64, 0, 384, 0, 0, 32, 32}, {384, 64, 0, 384, 0, 0, 32, 32}}, 2, 4)",
          (Part(384, 64, 384, 32, n_stride=32),) * 2, 4, 2, experts=4, inputs={"x": 384, "y": 128}),
-    Case("expert_down", "down", "DownConfig<192, 2, LEVELS>",
+    Case("expert_down", "down", "DownConfig<192, 2, KNOBS>",
          "driver::down_case<STAGE, CONFIG>(DIR, {{256, 192, 0, 128, 128, 0, 192, 0}}, 2, 4)",
          (Part(256, 192, 128, 192, k_stride=128),), 4, 2, experts=4, add=True, inputs={"x": 512, "y": 192}),
-    Case("absorb", "absorb", "AbsorbConfig<256, LEVELS>",
+    Case("absorb", "absorb", "AbsorbConfig<256, KNOBS>",
          f"driver::absorb_case<STAGE, CONFIG>(DIR, {{{{256, 768, 0, 256, 0, 0, 128, 256}}}}, 3, {POSITION})",
          (Part(256, 768, 256, 128, n_stride=256),), 3, 3, inputs={"x": 3 * 192, "y": 3 * (256 + 64)}),
 ]  # fmt: skip
-VARIANTS = {"scalar": ("_scalar", 2), "two": ("", 2), "one": ("", 1)}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An implementation of every stage: the suffix of its namespaces, and the knobs that are not at their defaults."""
+
+    name: str
+    suffix: str
+    knobs: tuple[tuple[str, int], ...] = ()
+    limit: float = SCALAR
+
+    def stage(self, case: Case) -> str:
+        """The namespace of this variant of a case's stage."""
+        return case.stage + self.suffix
+
+    def settings(self, case: Case) -> dict[str, int]:
+        """The knobs of a case's stage."""
+        return knob_values(self.stage(case))[0] | dict(self.knobs)
+
+
+VARIANTS = [
+    Variant("scalar", "_scalar"),
+    Variant("two", "", (("LEVELS", 2),), TWO_LEVELS),
+    Variant("one", "", (("LEVELS", 1),), ONE_LEVEL),
+    Variant("widen", "_widen"),
+]
+
+
+def knob_variants(case: Case) -> list[Variant]:
+    """A variant for every value of every knob of a case's stages."""
+    found = []
+    for suffix, limit in (("", TWO_LEVELS), ("_widen", SCALAR)):
+        for values in knob_values(case.stage + suffix):
+            name = knobs_type(values).removeprefix("Knobs_")
+            found.append(Variant(name, suffix, tuple(values.items()), ONE_LEVEL if values.get("LEVELS") == 1 else limit))
+    return found
+
+
 IDS = np.array([3, 1], np.int32)
 
 
@@ -179,14 +216,18 @@ def answer(case: Case, units: list[F32], x: F64, y0: F64, share: F64) -> F64:
     return np.asarray(sum(ys)) if case.stage == "down" else np.concatenate(ys)
 
 
-def main_text() -> str:
+Pairs = list[tuple[Case, Variant]]
+STANDARD: Pairs = [(case, variant) for case in CASES for variant in VARIANTS]
+KNOBS: Pairs = [(case, variant) for case in CASES for variant in knob_variants(case)]
+
+
+def main_text(pairs: Pairs) -> str:
     """A main that runs every case and variant below the folder argv[1]."""
     lines = ["int main(int, char** argv) {", "const std::string root = argv[1];"]
-    for case in CASES:
-        for variant, (suffix, levels) in VARIANTS.items():
-            config = case.config.replace("LEVELS", str(levels))
-            call = case.call.replace("STAGE", f"{case.stage}{suffix}::Stage<C>").replace("CONFIG", "C")
-            lines.append(f'{{ using C = {config}; {call.replace("DIR", f"""root + "/{case.name}.{variant}" """)}; }}')
+    for case, variant in pairs:
+        config = case.config.replace("KNOBS", knobs_type(variant.settings(case)))
+        call = case.call.replace("STAGE", f"{variant.stage(case)}::Stage<C>").replace("CONFIG", "C")
+        lines.append(f'{{ using C = {config}; {call.replace("DIR", f"""root + "/{case.name}.{variant.name}" """)}; }}')
     return "\n".join([*lines, "}"])
 
 
@@ -200,14 +241,15 @@ class Target:
     runner: tuple[str, ...] = ()
 
 
+CHECKED = ("-O1", "-DKB_CHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 TARGETS = [
     Target("x86-64-v2", ("-march=x86-64-v2",)),
     Target("x86-64-v3", ("-march=x86-64-v3",)),
     Target("x86-64-v4", ("-march=x86-64-v4",)),
     Target("native", ("-march=native",)),
-    Target("native-checked", ("-march=native", "-O1", "-DKB_CHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")),
-    Target("v2-checked", ("-march=x86-64-v2", "-O1", "-DKB_CHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")),
+    Target("native-checked", ("-march=native", *CHECKED)),
+    Target("v2-checked", ("-march=x86-64-v2", *CHECKED)),
     Target("aarch64", ("-march=armv8-a",), "aarch64-linux-gnu-g++", QEMU),
     Target("aarch64-dotprod", ("-march=armv8.2-a+dotprod",), "aarch64-linux-gnu-g++", QEMU),
 ]
@@ -237,20 +279,18 @@ class Ran:
     data: dict[str, Data]
     command: tuple[str, ...]
 
-    def get(self, case: Case, variant: str, name: str) -> F32:
+    def get(self, case: Case, variant: Variant, name: str) -> F32:
         """A float32 file of a case."""
-        return np.fromfile(self.root / f"{case.name}.{variant}" / name, np.float32)
+        return np.fromfile(self.root / f"{case.name}.{variant.name}" / name, np.float32)
 
-    def output(self, case: Case, variant: str) -> F64:
+    def output(self, case: Case, variant: Variant) -> F64:
         """What the stage computed: its output, less what was there before for an Add port."""
         y = self.get(case, variant, "y").astype(np.float64)
         return y - self.get(case, variant, "y0") if case.add else y
 
 
-@pytest.fixture(scope="module", params=TARGETS, ids=lambda t: t.name)
-def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Builds and runs everything once for a target."""
-    target: Target = request.param
+def build_and_run(target: Target, pairs: Pairs, root: Path) -> Ran:
+    """Builds and runs cases for a target, or skips where the toolchain or this processor lacks."""
     for tool in (target.compiler, *target.runner[:1]):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
@@ -258,22 +298,27 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         pytest.skip(f"this processor does not run {target.name}")
     if target.name == "v2-checked" and level_of_this_machine() < 2:
         pytest.skip("not an x86-64 machine")
-    root = tmp_path_factory.mktemp(target.name)
     data = {case.name: make(case) for case in CASES}
-    for case in CASES:
-        for variant in VARIANTS:
-            folder = root / f"{case.name}.{variant}"
-            folder.mkdir()
-            for name, content in data[case.name].files.items():
-                (folder / name).write_bytes(content)
-    exe = build(program("driver.hpp", main_text()), root / "driver", list(target.flags), target.compiler)
+    for case, variant in pairs:
+        folder = root / f"{case.name}.{variant.name}"
+        folder.mkdir()
+        for name, content in data[case.name].files.items():
+            (folder / name).write_bytes(content)
+    exe = build(program("driver.hpp", main_text(pairs)), root / "driver", list(target.flags), target.compiler)
     command = (*target.runner, str(exe))
     execute(command, root)
     return Ran(root, data, command)
 
 
+@pytest.fixture(scope="module", params=TARGETS, ids=lambda t: t.name)
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Builds and runs everything once for a target."""
+    target: Target = request.param
+    return build_and_run(target, STANDARD, tmp_path_factory.mktemp(target.name))
+
+
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-every_variant = pytest.mark.parametrize("variant", VARIANTS)
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
 
 
 def error(got: F64, want: F64) -> float:
@@ -281,46 +326,68 @@ def error(got: F64, want: F64) -> float:
     return float(np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2)))
 
 
-@every_case
-@every_variant
-def test_unpack_gives_back_the_canonical_weights(ran: Ran, case: Case, variant: str) -> None:
+def check_unpacked(ran: Ran, case: Case, variant: Variant) -> None:
+    """The packed units mean the canonical weights, bit for bit."""
     want = np.concatenate([u.ravel() for u in ran.data[case.name].units])
-    assert np.array_equal(ran.get(case, variant, "unpacked"), want)
+    assert np.array_equal(ran.get(case, variant, "unpacked"), want), f"{case.name} {variant.name}"
 
 
-@every_case
-@every_variant
-def test_output_matches_float64(ran: Ran, case: Case, variant: str, record_property: Callable[[str, object], None]) -> None:
+def check_output(ran: Ran, case: Case, variant: Variant) -> float:
+    """The output is that of float64 within the variant's limit; returns the relative RMS error."""
     want = ran.data[case.name].expected
     got = ran.output(case, variant)
     if case.stage == "absorb":  # the rotated part is not quantised: hold it to more
         assert error(got[-192:], want[-192:]) < 1e-6
         got, want = got[:-192], want[:-192]
     e = error(got, want)
-    record_property("relative_rms", e)
-    print(f"{case.name} {variant}: {e:.2e}")
-    assert e < {"scalar": SCALAR, "two": TWO_LEVELS, "one": ONE_LEVEL}[variant]
+    print(f"{case.name} {variant.name}: {e:.2e}")
+    assert e < variant.limit, f"{case.name} {variant.name}"
+    return e
+
+
+def check_refusals(ran: Ran, case: Case, variant: Variant) -> None:
+    """`pack` refuses the bad weights that the driver offers, and only those."""
+    said = (ran.root / f"{case.name}.{variant.name}" / "refusals").read_text().splitlines()
+    assert said == ["zero point not an integer in 0..15"] * 6 + ["scale not finite"] * 3 + ["accepted"], f"{case.name} {variant.name}"
 
 
 @every_case
 @every_variant
-def test_bad_zero_points_and_scales_are_refused(ran: Ran, case: Case, variant: str) -> None:
-    said = (ran.root / f"{case.name}.{variant}" / "refusals").read_text().splitlines()
-    assert said == ["zero point not an integer in 0..15"] * 6 + ["scale not finite"] * 3 + ["accepted"]
+def test_unpack_gives_back_the_canonical_weights(ran: Ran, case: Case, variant: Variant) -> None:
+    check_unpacked(ran, case, variant)
+
+
+@every_case
+@every_variant
+def test_output_matches_float64(ran: Ran, case: Case, variant: Variant, record_property: Callable[[str, object], None]) -> None:
+    record_property("relative_rms", check_output(ran, case, variant))
+
+
+@every_case
+@every_variant
+def test_bad_zero_points_and_scales_are_refused(ran: Ran, case: Case, variant: Variant) -> None:
+    check_refusals(ran, case, variant)
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.name in ("native-checked", "x86-64-v3")], ids=lambda t: t.name)
+def test_every_value_of_every_knob(target: Target, tmp_path: Path) -> None:
+    done = build_and_run(target, KNOBS, tmp_path)
+    for case, variant in KNOBS:
+        check_unpacked(done, case, variant)
+        check_output(done, case, variant)
+        check_refusals(done, case, variant)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_a_broken_activation_stays_visible(ran: Ran, tmp_path: Path, broken: float) -> None:
-    for case in CASES:
-        for variant in VARIANTS:
-            folder = tmp_path / f"{case.name}.{variant}"
-            shutil.copytree(ran.root / folder.name, folder)
-            x = np.fromfile(folder / "x", np.uint16 if case.bf16_x else np.float32)
-            x[5] = bf16(np.array([broken], np.float32))[0] if case.bf16_x else broken
-            x.tofile(folder / "x")
+    for case, variant in STANDARD:
+        folder = tmp_path / f"{case.name}.{variant.name}"
+        shutil.copytree(ran.root / folder.name, folder)
+        x = np.fromfile(folder / "x", np.uint16 if case.bf16_x else np.float32)
+        x[5] = bf16(np.array([broken], np.float32))[0] if case.bf16_x else broken
+        x.tofile(folder / "x")
     execute(ran.command, tmp_path)
-    for case in CASES:
-        for variant in VARIANTS:
-            y = np.fromfile(tmp_path / f"{case.name}.{variant}" / "y", np.float32)
-            # x[5] is in the box of item 0 (of slot 0, tile 0 for an expert): its first outputs cannot be finite
-            assert not np.isfinite(y[:16]).any(), f"{case.name} {variant}"
+    for case, variant in STANDARD:
+        y = np.fromfile(tmp_path / f"{case.name}.{variant.name}" / "y", np.float32)
+        # x[5] is in the box of item 0 (of slot 0, tile 0 for an expert): its first outputs cannot be finite
+        assert not np.isfinite(y[:16]).any(), f"{case.name} {variant.name}"

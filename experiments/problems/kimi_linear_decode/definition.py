@@ -92,9 +92,10 @@ FULL = Dims(
     layers=("kda", "kda", "kda", "mla"),
 )
 SMALL = replace(FULL, hidden=1024, heads=16, kv_lora=256, experts=16, top_k=4, ffn=512, context=1024)
+NARROW = replace(SMALL, hidden=1536, heads=12, experts=24, top_k=6)
 TINY = replace(FULL, hidden=256, heads=4, kv_lora=128, experts=8, top_k=2, ffn=128, context=48)
 KDA_BLOCK = replace(SMALL, layers=("kda",), moe=False)
-SIZES = {"full": FULL, "small": SMALL, "tiny": TINY, "kda_block": KDA_BLOCK}
+SIZES = {"full": FULL, "small": SMALL, "narrow": NARROW, "tiny": TINY, "kda_block": KDA_BLOCK}
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ typedef float Lane __attribute__((vector_size(4 * kLanes)));
 
 template <class Cfg>
 struct Stage {
-    static constexpr int D = Cfg::D, kColumns = kLanes * kTile < D ? kLanes * kTile : D, kVectors = kColumns / kLanes;
-    static_assert(D % kColumns == 0 && D % 16 == 0, "kda_state needs a head size that its column tile divides (128 does)");
+    static constexpr int D = Cfg::D, kWish = Cfg::COLS > 0 ? Cfg::COLS : kLanes * kTile;
+    static constexpr int kColumns = kWish < D ? kWish : D, kVectors = kColumns / kLanes;
+    static_assert(D % kColumns == 0 && kColumns % 16 == 0, "kda_state needs a head size that its column tile divides (128 does)");
     struct Regs {};
     static constexpr int kPages = 0;
     static constexpr size_t kPageBytes = 0;
