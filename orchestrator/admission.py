@@ -52,6 +52,7 @@ class Admission(Bench):
             evaluation = self._paired(candidate, proposal, 2 * self.settings.processes)
             why_not, ratio = refusal(evaluation, INCUMBENT), evaluation.times.vs[INCUMBENT] if evaluation.times else None
         self.admissions.append(evaluation.seconds)
+        self.picture.learn_barrier(evaluation)
         return self._settle(proposal, candidate, evaluation, choices, ratio, why_not)
 
     def _paired(self, candidate: Candidate, proposal: Proposal, processes: int) -> Evaluation:

@@ -56,7 +56,7 @@ class Bench:
     def __init__(self, settings: CampaignSettings, folder: RunFolder, engine: Engine, places: Places, roots: Sequence[Path],
                  tell: Callable[[dict[str, Any]], None]) -> None:  # fmt: skip
         """tell: gets every event that is written, for the terminal."""
-        self.settings, self.folder, self.places, self.tell = settings, folder, places, tell
+        self.settings, self.folder, self.places, self.tell, self.engine = settings, folder, places, tell, engine
         s = settings
         self.problem = Problem.load(s.problem, s.size)
         self.slots = {n.short: n.kind for n in self.problem.graph.nodes}

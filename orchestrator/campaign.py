@@ -22,7 +22,6 @@ from sandbox.candidate import Candidate
 from sandbox.errors import KernelbraidError
 from sandbox.evaluation import Environment, Evaluation, Purpose, Standing, Status
 
-
 WORTH = 1.01  # predicted: a bundle below it is not tried in the whole step
 SURE = 1.06  # predicted: a bundle above it needs no first look
 
@@ -76,6 +75,7 @@ class Campaign(Admission):
     def begin(self) -> None:
         """The plain start: one phase per level of the graph, the plain implementation of every kind."""
         self.event("phase.entered", phase="start", round=0)
+        self.engine.settle()
         s = self.settings
         self.spec = self.ask(self.merger, "spec", s.start_plan)
         choices: dict[str, Choice] = self.ask(self.merger, "start")
@@ -264,7 +264,7 @@ class Campaign(Admission):
             self.incumbent = place
             others = {n: c for n, c in opponents.items() if c.id != place.candidate.id}
             request = Request(candidate=place.candidate, purpose=Purpose.REGRADE, incumbents=others, rivals=self.settings.rivals, fresh=True,
-                              processes=self.settings.processes, pairs=self.settings.pairs,
+                              processes=self.settings.processes + 2, pairs=min(4, self.settings.pairs),  # one bad process must not decide
                               predicted=self.ask(self.merger, "price", place.candidate.plan, place.choices, self.picture.times(),
                                                  self.picture.barrier, self.picture.bandwidth))  # fmt: skip
             evaluation = self.judged(request)

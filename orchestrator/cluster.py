@@ -72,11 +72,15 @@ class RayWorker:
             self._journal.append((method, args))
         return promise
 
+    def up(self) -> Any:
+        """A reference that is ready when the actor is."""
+        return self.actor.up.remote()
+
     def send(self, method: str, args: tuple[Any, ...]) -> Any:
         """The reference of a call; the first one waits until the actor is up."""
         if not self._up:
             try:
-                self.engine.ray.get(self.actor.up.remote(), timeout=START_S)
+                self.engine.ray.get(self.up(), timeout=START_S)
             except self.engine.ray.exceptions.GetTimeoutError:
                 raise UnavailableError(
                     f"Ray did not start '{self.name}' within {START_S:.0f} s: it needs {self.cpus} free CPUs on this node; "
@@ -142,7 +146,7 @@ class RayEngine:
     def __init__(self, report: Report, lane_cpus: int, verbose: bool = False) -> None:
         """lane_cpus: CPUs that the lane reserves. Raises UnavailableError, with what to do, if Ray cannot be used."""
         self.report, self.lane_cpus, self.verbose = report, lane_cpus, verbose
-        self._workers: list[Worker] = []
+        self._workers: list[RayWorker] = []
         address = os.environ.get("RAY_ADDRESS", "")
         if not address:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -175,6 +179,10 @@ class RayEngine:
         made = RayWorker(self, name, factory, args, remember, self.lane_cpus if name == "lane" else 0)
         self._workers.append(made)
         return made
+
+    def settle(self) -> None:
+        """Wait until every actor has made its object."""
+        self.ray.wait([w.up() for w in self._workers], num_returns=len(self._workers), timeout=START_S)
 
     def close(self) -> None:
         """End all actors, and the cluster if it is ours."""

@@ -38,7 +38,7 @@ class Picture:
     graph: StageGraph
     blocks: int
     seconds: dict[tuple[str, str, str], float] = field(default_factory=dict)  # (slot, sharding, implementation id)
-    barrier: float = 1e-6
+    barrier: float = 1e-5
     bandwidth: float = 3e10
 
     def __post_init__(self) -> None:
@@ -64,9 +64,15 @@ class Picture:
                 parts.setdefault((slot, step.sharding), []).append(busy * weight / sum(weights))
         for (slot, sharding), values in parts.items():
             self.seconds[slot, sharding, choices[slot].id] = statistics.median(values)
-        self.barrier = max(LEAST_BARRIER, statistics.median(p.sync_us for p in times.phases) / 1e6)
+        self.learn_barrier(evaluation)
         if times.read_pass_share is not None:
             self.bandwidth = sum(self.bytes.values()) / (times.step_seconds.median * times.read_pass_share.median)
+
+    def learn_barrier(self, evaluation: Evaluation) -> None:
+        """The least that any megakernel paid for a barrier: what disturbs a measurement only ever makes it longer."""
+        if evaluation.times is not None and evaluation.times.phases:
+            seen = max(LEAST_BARRIER, statistics.median(p.sync_us for p in evaluation.times.phases) / 1e6)
+            self.barrier = min(self.barrier, seen)
 
     def alone(self, slot: str, sharding: str, choice: Choice) -> float:
         """Seconds of one stage, measured or from its bytes."""

@@ -35,6 +35,9 @@ class Engine(Protocol):
         """A worker around `factory(*args)`. remember: methods whose calls are repeated if it must be replaced.
         parallel: its calls may run beside the caller's own work."""
 
+    def settle(self) -> None:
+        """Wait until every worker is up: what starts beside a timing disturbs it."""
+
     def close(self) -> None:
         """Let all workers go."""
 
@@ -86,6 +89,9 @@ class LocalEngine:
         made = LocalWorker(factory, args, parallel)
         self._workers.append(made)
         return made
+
+    def settle(self) -> None:
+        """They are made on first use, by whoever asks."""
 
     def close(self) -> None:
         for worker in reversed(self._workers):
