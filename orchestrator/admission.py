@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents.brief import Outcome, Proposal
 from memory.change import Change, Choice
-from memory.trick import refusal
+from memory.trick import MIN_PROCESSES, refusal
 from orchestrator.bench import INCUMBENT, OURS, Bench
 from orchestrator.lane import Request
 from orchestrator.memory_desk import failure_of, trick_of
@@ -36,6 +36,10 @@ class Admission(Bench):
         if candidate.id == self.incumbent.candidate.id:
             self.skip(proposal, "it changes nothing")
             return False
+        if (candidate.id, self.incumbent.candidate.id) in self.tried:
+            self.skip(proposal, "it was tried against this incumbent before")
+            return False
+        self.tried.add((candidate.id, self.incumbent.candidate.id))
         self.event("proposal.made", proposal=proposal.model_dump(mode="json"), candidate=candidate.id, text=str(proposal))
         if quick and not self._looks_better(candidate, proposal):
             return False
@@ -47,7 +51,7 @@ class Admission(Bench):
             return False
         why_not = refusal(evaluation, INCUMBENT)
         ratio = evaluation.times.vs[INCUMBENT] if evaluation.times else None
-        if why_not and ratio is not None and ratio.median > 1.02 and self.time_for(2):
+        if why_not and ratio is not None and ratio.median > 1.02 and 2 * self.settings.processes >= MIN_PROCESSES and self.time_for(2):
             # The median says yes and the interval is too wide: once more, over twice as many processes.
             evaluation = self._paired(candidate, proposal, 2 * self.settings.processes)
             why_not, ratio = refusal(evaluation, INCUMBENT), evaluation.times.vs[INCUMBENT] if evaluation.times else None

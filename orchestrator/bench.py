@@ -74,6 +74,7 @@ class Bench:
         self.number = 0
         self.attempts: dict[tuple[str, Purpose], int] = {}
         self.seen: set[str] = set()  # stage candidates that were judged
+        self.tried: set[tuple[str, str]] = set()  # (candidate, incumbent) pairs of whole steps
         self.tricks: list[str] = []
         self.admissions: list[float] = []  # seconds of each
         self.handed: list[Failure] = []

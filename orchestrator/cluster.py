@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,16 @@ from sandbox.errors import UnavailableError
 HOME = Path(__file__).resolve().parent.parent
 START_S = 90.0  # an actor that is not up by then waits for CPUs that nobody frees
 RETRIES = 3  # deaths of one worker during one call
+
+
+def answers(address: str, seconds: float = 3.0) -> bool:
+    """Whether something listens at host:port. Other forms ("auto", ray://...) are Ray's to judge."""
+    host, _, port = address.rpartition(":")
+    if "//" in address or not host or not port.isdigit():
+        return True
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=seconds):
+        return True
+    return False
 
 
 class Host:
@@ -163,6 +174,10 @@ class RayEngine:
             options |= {"address": address}
         else:
             options |= {"address": "local", "include_dashboard": False, "num_cpus": len(usable_cpus())}
+        if address and not answers(address):  # Ray itself tries for minutes
+            raise UnavailableError(
+                f"no Ray cluster answers at {address} (RAY_ADDRESS): start it, unset RAY_ADDRESS to use a private one, or run with --engine local"
+            )
         try:
             ray.init(**options)
         except Exception as error:

@@ -87,8 +87,8 @@ class RunFolder:
                 begun[event["key"]] = event
             elif event["event"] in ("evaluation.completed", "evaluation.recovered"):
                 ended[event["key"]] = float(event["elapsed"])
-            elif event["event"] == "evaluation.abandoned":
-                begun.pop(event["key"], None)
+            elif event["event"] == "evaluation.abandoned" and event["key"] in begun:
+                self._known[_content(begun.pop(event["key"]))] -= 1  # its next beginning is another one
             self._known[_content(event)] += 1
         records = read_chain(self.evaluations) if self.evaluations.exists() else []
         for record in records:

@@ -15,6 +15,19 @@ def ratio(r: Interval | None) -> dict[str, Any] | None:
     return None if r is None else {"median": r.median, "low": r.low, "high": r.high, "pairs": r.pairs, "processes": r.processes}
 
 
+def verdict(name: str, r: Interval | None, share: float | None) -> str:
+    """A sentence on how the result stands to an opponent, with the reason that the measurements give."""
+    if r is None:
+        return f"{name}: not paired"
+    said = f"{r.median:.3f}x ({r.low:.3f} to {r.high:.3f})"
+    if r.low > 1.0:
+        return f"{name}: beaten, {said}"
+    left = f"; the result already runs at {share:.0%} of the rate of a read-only pass over its pages, so little is left" if share else ""
+    if r.high < 1.0:
+        return f"{name}: not beaten, {said}: it is faster"
+    return f"{name}: no difference that {r.processes} process pairs can show, {said}{left}"
+
+
 def summarise(campaign: Campaign, final: Evaluation) -> dict[str, Any]:
     """Everything a script may want to know; no key is ever missing."""
     folder, s = campaign.folder, campaign.settings
@@ -48,6 +61,10 @@ def summarise(campaign: Campaign, final: Evaluation) -> dict[str, Any]:
         "step_us": None if times is None else 1e6 * times.step_seconds.median,
         "speedup_vs_start": ratio(vs.get("start")),
         "speedup_vs_opponents": {name: ratio(vs.get(name)) for name in s.opponents},
+        "verdicts": [
+            verdict(n, vs.get(n), times.read_pass_share.median if times and times.read_pass_share else None)
+            for n in ("start", *s.opponents)
+        ],
         "speedup_vs_rivals": {name: ratio(vs.get(name)) for name in s.rivals},
         "estimated_speedup": campaign.incumbent.speedup,
         "byte_floor_share": times.read_pass_share.median if times and times.read_pass_share else None,

@@ -33,6 +33,7 @@ def show(summary: dict[str, Any], final: Evaluation, report: str, console: Conso
         rows += [(f"speedup over {name}", said(r, 1.0, "x")) for name, r in final.times.vs.items()]
         if final.times.read_pass_share:
             rows.append(("of the read-only pass's rate", said(final.times.read_pass_share, 100.0, " %")))
+    rows += [("against", sentence) for sentence in summary["verdicts"]]
     rows += [
         ("dispatches per step", f"{summary['dispatches_per_step']} (evidence: {summary['dispatch_evidence']})"),
         ("all-to-alls", f"{summary['all_to_alls']} (start: {summary['start_all_to_alls']})"),

@@ -78,6 +78,18 @@ def test_a_second_life_repeats_nothing_and_names_what_was_abandoned(tmp_path: Pa
     assert [e["event"] for e in read_events(third.path)].count("evaluation.abandoned") == 1, "b was completed in the end"
 
 
+def test_what_was_abandoned_twice_begins_three_times(tmp_path: Path) -> None:
+    for _ in range(2):
+        life = RunFolder(tmp_path / "run")
+        assert life.event("evaluation.started", key=key("a")) is not None
+        life.close()
+    last = RunFolder(tmp_path / "run")
+    assert last.event("evaluation.started", key=key("a")) is not None
+    last.record(record("a"))
+    told = [e["event"] for e in read_events(last.path)]
+    assert (told.count("evaluation.started"), told.count("evaluation.abandoned")) == (3, 2)
+
+
 def test_a_record_whose_completion_was_not_written_counts(tmp_path: Path) -> None:
     first = RunFolder(tmp_path / "run")
     first.event("evaluation.started", key=key("a"))
