@@ -63,7 +63,7 @@ class Brief(Frozen):
     bandwidth: float  # bytes per second, of the read-only pass or assumed
     times: tuple[StageTime, ...] = ()
     tricks: tuple[Recalled, ...] = ()
-    refuted: tuple[str, ...] = ()  # ids of changes that memory or this campaign knows to fail here
+    refuted: tuple[str, ...] = ()  # what memory knows to fail here: slot/implementation id of a stage, change id of anything else
     want: int = 1
     seconds_left: float = 0.0
 

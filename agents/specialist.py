@@ -51,7 +51,8 @@ class Specialist:
             if not open_slots:
                 break
             slot = max(open_slots, key=lambda s: (s.share * FALLOFF ** spent.get(s.slot, 0), s.slot))
-            choice = self.tuners[slot.slot].ask(brief.refuted)
+            known = f"{slot.slot}/"
+            choice = self.tuners[slot.slot].ask([r.removeprefix(known) for r in brief.refuted if r.startswith(known)])
             if choice is None:
                 self.stale[slot.slot] = self.patience
                 continue
@@ -142,6 +143,11 @@ class Specialist:
         tuner = self.tuners[slot.slot]
         if self.held[slot.slot].id != slot.incumbent.id:
             self.held[slot.slot] = slot.incumbent
+            if slot.incumbent.id not in tuner.values:  # it came from another slot of the kind: what it gave there is the best guess
+                guess = [t.values[slot.incumbent.id] for s, t in self.tuners.items()
+                         if self.kinds[s] == slot.kind and slot.incumbent.id in t.values]  # fmt: skip
+                if guess:
+                    tuner.tell(slot.incumbent, guess[0])
             self.base[slot.slot] = tuner.values.get(slot.incumbent.id, self.base[slot.slot])
         for trick in brief.tricks:
             for name, choice in trick.change.choices.items():

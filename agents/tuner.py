@@ -53,7 +53,7 @@ class SlotTuner:
 
     def ask(self, refuted: Collection[str] = ()) -> Choice | None:
         """The next configuration, or None if all were asked. refuted: ids of Implementations that are known to fail here."""
-        for known in set(refuted) & set(self.space) - self.asked:
+        for known in sorted(set(refuted) & set(self.space) - self.asked):
             self.asked.add(known)
             self._add(known, FAILED)
         while self.first:

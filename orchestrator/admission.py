@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents.brief import Outcome, Proposal
 from memory.change import Change, Choice
-from memory.trick import MIN_PROCESSES, refusal
+from memory.trick import CPU_MARGIN, MIN_PROCESSES, TrickKind, refusal
 from orchestrator.bench import INCUMBENT, OURS, Bench
 from orchestrator.lane import Request
 from orchestrator.memory_desk import failure_of, trick_of
@@ -36,22 +36,27 @@ class Admission(Bench):
         if candidate.id == self.incumbent.candidate.id:
             self.skip(proposal, "it changes nothing")
             return False
+        if proposal.change.id in self.refuted() and not proposal.used:
+            self.skip(proposal, "memory knows that it fails here")
+            return False
         if (candidate.id, self.incumbent.candidate.id) in self.tried:
             self.skip(proposal, "it was tried against this incumbent before")
             return False
         self.tried.add((candidate.id, self.incumbent.candidate.id))
         self.event("proposal.made", proposal=proposal.model_dump(mode="json"), candidate=candidate.id, text=str(proposal))
-        if quick and not self._looks_better(candidate, proposal):
+        evaluation = self._first_look(candidate, proposal) if quick else None
+        if evaluation is None:
+            evaluation = self._paired(candidate, proposal, self.settings.processes)
+        elif evaluation.status is Status.PASSED or evaluation.status in OURS:
             return False
-        evaluation = self._paired(candidate, proposal, self.settings.processes)
         if evaluation.status not in (Status.PASSED, *OURS):
             if not proposal.change.rewrites:
                 return self._without_the_guilty(proposal, evaluation, candidate, choices)
-            self._learnt(proposal, evaluation, 0.0)
+            self._learnt(proposal, evaluation, None)
             return False
         why_not = refusal(evaluation, INCUMBENT)
         ratio = evaluation.times.vs[INCUMBENT] if evaluation.times else None
-        if why_not and ratio is not None and ratio.median > 1.02 and 2 * self.settings.processes >= MIN_PROCESSES and self.time_for(2):
+        if why_not and ratio is not None and ratio.median > 1.02 and self.settings.processes >= MIN_PROCESSES and self.time_for(2):
             # The median says yes and the interval is too wide: once more, over twice as many processes.
             evaluation = self._paired(candidate, proposal, 2 * self.settings.processes)
             why_not, ratio = refusal(evaluation, INCUMBENT), evaluation.times.vs[INCUMBENT] if evaluation.times else None
@@ -69,28 +74,32 @@ class Admission(Bench):
     def _choices_after(self, proposal: Proposal) -> dict[str, Choice]:
         return self.incumbent.choices | proposal.change.choices
 
-    def _looks_better(self, candidate: Candidate, proposal: Proposal) -> bool:
-        """Two process pairs: enough to drop what is clearly no better, not to prove anything."""
+    def _first_look(self, candidate: Candidate, proposal: Proposal) -> Evaluation | None:
+        """Two process pairs: enough to drop what is clearly no better, not to prove anything. None if it deserves an admission,
+        else the evaluation that says why not."""
         request = Request(candidate=candidate, purpose=Purpose.SEARCH, incumbents={INCUMBENT: self.incumbent.candidate}, processes=2,
                           pairs=self.settings.pairs)  # fmt: skip
         evaluation = self.judged(request, proposal)
         ratio = evaluation.times.vs[INCUMBENT] if evaluation.times else None
         if evaluation.status is Status.PASSED and ratio is not None and ratio.median > BETTER:
-            return True
-        self._learnt(proposal, evaluation, ratio.median if ratio else 0.0)
-        said = f"a first look says {ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})" if ratio else f"status is {evaluation.status}"
-        self.event("trick.refused", specialist=proposal.specialist, proposal=proposal.number, candidate=candidate.id, why=said)
-        return False
+            return None
+        if evaluation.status is Status.PASSED and ratio is not None:
+            self._learnt(proposal, evaluation, ratio)
+            said = f"a first look says {ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+            self.event("trick.refused", specialist=proposal.specialist, proposal=proposal.number, candidate=candidate.id, why=said)
+        return evaluation
 
     def _without_the_guilty(self, proposal: Proposal, evaluation: Evaluation, candidate: Candidate, choices: dict[str, Choice]) -> bool:
         """Name the slots that break the megakernel, refute them, and try once more with the others."""
         self.event("trick.refused", specialist=proposal.specialist, proposal=proposal.number, candidate=candidate.id,
                    why=f"status is {evaluation.status}: {evaluation.log.strip()[:200]}")  # fmt: skip
         guilty = {n.split(".", 1)[-1] for c in self.bisect(evaluation, candidate, choices, self.incumbent.choices) for n in c.nodes}
-        guilty = guilty or set(proposal.change.choices)
+        if not guilty & set(proposal.change.choices):  # nobody by himself, or the plan or the runtime: nothing is known of any stage
+            self._learnt(proposal, evaluation, None)
+            return False
         for slot in guilty & set(proposal.change.choices):
             bad = proposal.model_copy(update={"slot": slot, "change": Change(choices={slot: proposal.change.choices[slot]})})
-            self._learnt(bad, evaluation, 0.0)
+            self._learnt(bad, evaluation, None)
             if proposal.specialist in self.specialists:
                 self.ask(self.specialists[proposal.specialist], "refute", slot, proposal.change.choices[slot])
         rest = {s: c for s, c in proposal.change.choices.items() if s not in guilty}
@@ -98,15 +107,20 @@ class Admission(Bench):
             return False
         return self.admit(proposal.model_copy(update={"change": Change(choices=rest), "why": f"without {', '.join(sorted(guilty))}"}))
 
-    def _learnt(self, proposal: Proposal, evaluation: Evaluation, ratio: float) -> None:
+    def _learnt(self, proposal: Proposal, evaluation: Evaluation, ratio: Interval | None) -> None:
         """A change of the whole step that did not become the incumbent."""
-        outcome = Outcome(proposal=proposal, status=evaluation.status, ratio=ratio, reason=evaluation.log.strip()[:300])
-        failure = failure_of(
-            outcome, self.place, evaluation, self.incumbent.candidate.id, "plan" if proposal.change.rewrites else "megakernel"
-        )
+        if evaluation.status in OURS:
+            return  # nothing was learnt about it
+        outcome = Outcome(proposal=proposal, status=evaluation.status, ratio=ratio.median if ratio else 0.0,
+                          reason=evaluation.log.strip()[:300])  # fmt: skip
+        kind: TrickKind = "plan" if proposal.change.rewrites else "megakernel"
+        if ratio is not None and (evaluation.standing is not Standing.CONFIRMED or ratio.high > CPU_MARGIN):
+            failure = None  # not proven is not refuted
+        else:
+            failure = failure_of(outcome, self.place, evaluation, self.incumbent.candidate.id, kind)
         if failure is not None:
             self.handed.append(failure)
-        self.credit(proposal, "failed" if ratio == 0.0 else "no_difference", None)
+        self.credit(proposal, "failed" if evaluation.status is not Status.PASSED else "no_difference", ratio)
 
     def _settle(self, proposal: Proposal, candidate: Candidate, evaluation: Evaluation, choices: dict[str, Choice], ratio: Interval | None,
                 why_not: str) -> bool:  # fmt: skip
@@ -126,7 +140,7 @@ class Admission(Bench):
             self.event("trick.refused", specialist=proposal.specialist, proposal=proposal.number, candidate=candidate.id, why=why_not)
         better = evaluation.status is Status.PASSED and evaluation.standing is Standing.CONFIRMED and ratio is not None and ratio.low > 1.0
         if not better or ratio is None:
-            self._learnt(proposal, evaluation, ratio.median if ratio else 0.0)
+            self._learnt(proposal, evaluation, ratio)
             return False
         self.credit(proposal, "helped", ratio)
         rewrites = proposal.change.rewrites or self.incumbent.rewrites

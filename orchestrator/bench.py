@@ -68,7 +68,8 @@ class Bench:
         ]
         self.merger = engine.worker("merger", Merger, s.problem, s.size, s.threads, roots)
         self.specialists: dict[str, Worker] = {
-            r.name: engine.worker(r.name, Specialist, r, roots, s.seed, s.patience, script, remember=("tell", "refute")) for r in self.roles
+            r.name: engine.worker(r.name, Specialist, r, roots, s.seed, s.patience, script, remember=("ask", "ask_plans", "tell", "refute"))
+            for r in self.roles
         }
         self.memory = engine.worker("memory", Librarian, str(places.memory)) if s.memory else None
         self.number = 0
@@ -126,15 +127,24 @@ class Bench:
         return kept
 
     def bisect(self, evaluation: Evaluation, candidate: Candidate, choices: dict[str, Choice], good: dict[str, Choice]) -> list[Culprit]:
-        """Who is guilty; every variant that was judged on the way is recorded."""
+        """Who is guilty; every variant that was judged on the way is recorded. In a second life the first one's answer stands."""
+        before = self.folder.told("bisection.ended", candidate=candidate.id)
+        if before is not None:
+            return [Culprit(c["implementation"], c["kind"], tuple(c["nodes"]), c["evaluations"]) for c in before["culprits"]]
         chosen, last = self.ask(self.merger, "resolve", choices), self.ask(self.merger, "resolve", good)
         culprits: list[Culprit]
         culprits, tried = self.ask(self.lane, "bisect", evaluation, candidate, chosen, last)
         for variant in tried:
             if self.folder.recorded(variant.key) is None:
-                self.folder.record(variant)
+                kept = self.folder.record(variant)
+                self.event("evaluation.started", key=kept.key, candidate=kept.candidate, name=kept.candidate_name, purpose=kept.purpose,
+                           attempt=kept.attempt)  # fmt: skip
+                self.event("evaluation.completed", key=kept.key, candidate=kept.candidate, name=kept.candidate_name, purpose=kept.purpose,
+                           attempt=kept.attempt, evaluation=kept.id, status=kept.status, standing=kept.standing, proposal=None,
+                           seconds=round(kept.seconds, 2), step_us=None, specialist="merger")  # fmt: skip
         guilty = [f"{c.implementation or c.kind} in {', '.join(c.nodes) or 'every stage'}" for c in culprits]
-        self.event("bisection.ended", candidate=candidate.id, name=candidate.name, guilty=guilty, variants=len(tried))
+        self.event("bisection.ended", candidate=candidate.id, name=candidate.name, guilty=guilty, variants=len(tried),
+                   culprits=[dataclasses.asdict(c) for c in culprits])  # fmt: skip
         return culprits
 
     def time_for(self, admissions: int) -> bool:
@@ -150,6 +160,13 @@ class Bench:
     def skip(self, proposal: Proposal, why: str) -> None:
         """Say that a proposal costs nothing because it is not judged."""
         self.event("proposal.skipped", proposal=proposal.model_dump(mode="json"), why=why[:500], text=str(proposal))
+
+    def refuted(self) -> tuple[str, ...]:
+        """What memory knows to fail here: ids of Implementations for single stages, of changes for plans."""
+        out = []
+        for failure in self.memories.failures:
+            out.append(failure.change.id if not failure.slot else f"{failure.slot}/{next(iter(failure.change.choices.values())).id}")
+        return tuple(dict.fromkeys(out))
 
     def credit(self, proposal: Proposal, outcome: UseOutcome, ratio: Interval | None) -> None:
         """Say of every trick that a proposal used what came of it."""

@@ -120,13 +120,6 @@ class Campaign(Admission):
                             why="braided from what memory holds", shown=used, used=used)  # fmt: skip
         self.admit(proposal)
 
-    def refuted(self) -> tuple[str, ...]:
-        """What memory knows to fail here: ids of Implementations for single stages, of changes for plans."""
-        out = []
-        for failure in self.memories.failures:
-            out.append(failure.change.id if not failure.slot else next(iter(failure.change.choices.values())).id)
-        return tuple(dict.fromkeys(out))
-
     # -- screening -------------------------------------------------------------------------------------------------
 
     def brief(self, role: Role, round_: int, want: int, plans: bool = False) -> Brief:
@@ -164,7 +157,10 @@ class Campaign(Admission):
         for proposal, brief in batch:
             numbered = self.numbered(proposal)
             slot, choice = next(iter(numbered.change.choices.items()))
-            about = next(s for s in brief.slots if s.slot == slot)
+            about = next((s for s in brief.slots if s.slot == slot), None)
+            if about is None:
+                self.skip(numbered, f"slot '{slot}' is none of {numbered.specialist}'s; it has {[s.slot for s in brief.slots]}")
+                continue
             try:
                 candidate: Candidate = self.ask(self.merger, "alone", slot, about.sharding, choice)
             except KernelbraidError as error:

@@ -34,21 +34,31 @@ def answers(address: str, seconds: float = 3.0) -> bool:
     return False
 
 
+def plain(error: Any) -> Exception:
+    """What was raised in the actor, without Ray's wrapping."""
+    return error.cause if isinstance(error.cause, Exception) else error
+
+
 class Host:
     """In the actor: the object, made there."""
 
     def __init__(self, factory: Callable[..., Any], args: tuple[Any, ...], verbose: bool) -> None:
-        from orchestrator.logging_setup import set_up
-
-        set_up(verbose)
-        self.object = factory(*args)
+        self._made = (factory, args, verbose)
+        self.object: Any = None
 
     def up(self) -> int:
-        """Process id."""
+        """Make the object; returns the process id. Not in the constructor: what that raises reaches nobody as what it is."""
+        if self.object is None:
+            from orchestrator.logging_setup import set_up
+
+            factory, args, verbose = self._made
+            set_up(verbose)
+            self.object = factory(*args)
         return os.getpid()
 
     def call(self, method: str, args: tuple[Any, ...]) -> Any:
         """Call a method of the object."""
+        self.up()
         return getattr(self.object, method)(*args)
 
     def close(self) -> None:
@@ -66,6 +76,8 @@ class RayWorker:
         self._made = (factory, args)
         self._journal: list[tuple[str, tuple[Any, ...]]] = []
         self.life = 0
+        self.replayed: list[Any] = []  # answers of the remembered calls, as the newest actor gave them again
+        self._deaths = 0  # since it was last up
         self.actor = self._start()
         self._up = False
 
@@ -78,26 +90,33 @@ class RayWorker:
 
     def call(self, method: str, *args: Any) -> RayPromise:
         """Send a call; its promise replaces the actor if it dies on it."""
-        promise = RayPromise(self, method, args)
         if method in self.remember:
             self._journal.append((method, args))
-        return promise
+            return RayPromise(self, method, args, len(self._journal) - 1)
+        return RayPromise(self, method, args, None)
 
     def up(self) -> Any:
         """A reference that is ready when the actor is."""
         return self.actor.up.remote()
 
     def send(self, method: str, args: tuple[Any, ...]) -> Any:
-        """The reference of a call; the first one waits until the actor is up."""
-        if not self._up:
+        """The reference of a call; the first one waits until the actor is up. Raises what making the object raised."""
+        errors = self.engine.ray.exceptions
+        for _ in range(RETRIES):
+            if self._up:
+                break
             try:
                 self.engine.ray.get(self.up(), timeout=START_S)
-            except self.engine.ray.exceptions.GetTimeoutError:
+                self._up, self._deaths = True, 0
+            except errors.RayTaskError as error:
+                raise plain(error) from None
+            except (errors.RayActorError, errors.WorkerCrashedError) as error:
+                self.replace(self.life, str(error).splitlines()[0])
+            except errors.GetTimeoutError:
                 raise UnavailableError(
                     f"Ray did not start '{self.name}' within {START_S:.0f} s: it needs {self.cpus} free CPUs on this node; "
                     "free them, ask for fewer --threads, or run with --engine local"
                 ) from None
-            self._up = True
         return self.actor.call.remote(method, args)
 
     def replace(self, life: int, error: str) -> None:
@@ -105,11 +124,13 @@ class RayWorker:
         if self.life != life:
             return
         self.life += 1
+        self._deaths += 1
+        if self._deaths > RETRIES:
+            raise UnavailableError(f"worker '{self.name}' dies whenever it is started: {error}; `kernelbraid doctor` may say why")
         self.engine.report("worker.lost", {"worker": self.name, "error": error[:300]})
         self.engine.ray.kill(self.actor)  # also where it is only unreachable: two of one worker must not be
         self.actor, self._up = self._start(), False
-        for method, args in self._journal:
-            self.engine.ray.get(self.send(method, args))
+        self.replayed = [self.engine.ray.get(self.send(method, args)) for method, args in self._journal]
         self.engine.report("worker.replaced", {"worker": self.name})
 
     def close(self) -> None:
@@ -122,8 +143,9 @@ class RayWorker:
 class RayPromise:
     """The answer of an actor, whatever happens to the actor meanwhile."""
 
-    def __init__(self, worker: RayWorker, method: str, args: tuple[Any, ...]) -> None:
-        self.worker, self.method, self.args = worker, method, args
+    def __init__(self, worker: RayWorker, method: str, args: tuple[Any, ...], remembered: int | None) -> None:
+        """remembered: place of the call in the worker's journal."""
+        self.worker, self.method, self.args, self.remembered = worker, method, args, remembered
         self._send()
 
     def _send(self) -> None:
@@ -137,14 +159,13 @@ class RayPromise:
             try:
                 return self.worker.engine.ray.get(self.reference)
             except errors.RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, Exception) else error) from None
+                raise plain(error) from None
             except (errors.RayActorError, errors.WorkerCrashedError) as error:
                 if attempt == RETRIES:
                     raise UnavailableError(f"worker '{self.worker.name}' died {RETRIES + 1} times on '{self.method}': {error}") from error
                 self.worker.replace(self.life, str(error).splitlines()[0])
-                if self.method in self.worker.remember:
-                    self.life = self.worker.life  # repeated with the journal already
-                    return None
+                if self.remembered is not None:
+                    return self.worker.replayed[self.remembered]  # repeated with the journal already
                 self._send()
         raise AssertionError("unreachable")
 

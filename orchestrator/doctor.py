@@ -290,7 +290,14 @@ def _store(place: Place) -> list[Finding]:
     said = ", ".join(f"{k} {v}" for k, v in stats.items() if isinstance(v, int | str) and k not in ("folder", "path"))
     owner = importlib.import_module("memory.owner").owner_pid(place.memory)
     detail = f"{place.memory}: {said}" + (f"; owned by process {owner}" if owner else "; no owner")
-    return [Finding("memory of tricks", "ok", detail, "a campaign waits for that process; reading works" if owner else "")]
+    return [
+        Finding(
+            "memory of tricks",
+            "ok",
+            detail,
+            "a campaign that wants memory is refused until that process ends; reading works" if owner else "",
+        )
+    ]
 
 
 def _skills(place: Place) -> list[Finding]:

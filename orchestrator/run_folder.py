@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import datetime
 import json
-import os
 import secrets
 import time
 from pathlib import Path
@@ -43,6 +42,7 @@ class RunFolder:
         except Timeout:
             raise RunFolderError(f"another process is working in {self.path}; wait for it, or begin another run with --new") from None
         self._known: collections.Counter[str] = collections.Counter()
+        self._told: list[dict[str, Any]] = []
         self._recorded: dict[str, tuple[Evaluation, float]] = {}  # key -> record, elapsed at its end
         self._base, self._virtual, self._since = 0.0, 0.0, time.monotonic()
         self._recover()
@@ -57,7 +57,7 @@ class RunFolder:
     def unfinished(root: Path, name: str) -> Path | None:
         """The newest folder of that name that was begun and not finished."""
         found = [p for p in sorted(root.glob(f"*-{name}-????")) if (p / "settings.json").exists()]
-        return found[-1] if found and not (found[-1] / "summary.json").exists() else None
+        return found[-1] if found and not any((found[-1] / end).exists() for end in ("summary.json", "failed.json")) else None
 
     def close(self) -> None:
         """Let another process have it."""
@@ -81,7 +81,8 @@ class RunFolder:
         for path in (self.events, self.evaluations):
             _cut_torn_line(path)
         begun, ended = {}, {}
-        for event in read_events(self.path):
+        self._told = read_events(self.path)
+        for event in self._told:
             self._base = max(self._base, float(event.get("elapsed", 0.0)))
             if event["event"] == "evaluation.started":
                 begun[event["key"]] = event
@@ -113,6 +114,10 @@ class RunFolder:
         if not self._unread:
             self._since = time.monotonic()
         return record
+
+    def told(self, event: str, **fields: Any) -> dict[str, Any] | None:
+        """What an earlier life wrote of that kind with these fields."""
+        return next((e for e in self._told if e["event"] == event and all(e.get(k) == v for k, v in fields.items())), None)
 
     @property
     def replaying(self) -> bool:
@@ -147,14 +152,18 @@ class RunFolder:
             f.flush()
         return full
 
-    def resumed(self) -> dict[str, Any]:
-        """Say that another life begins; never mistaken for what an earlier one said."""
-        return self._append({"event": "campaign.resumed", "evaluations": len(self._recorded), "pid": os.getpid()})
+    def note(self, event: str, /, **fields: Any) -> dict[str, Any]:
+        """Append an event of this life: never mistaken for what an earlier one said."""
+        return self._append({"event": event, **json.loads(canonical_json(fields))})
 
     def record(self, evaluation: Evaluation) -> Evaluation:
         """Append an evaluation to the chain. Raises RunFolderError for a key that has one."""
         if evaluation.key in self._recorded:
             raise RunFolderError(f"key {evaluation.key[:12]} was judged before: ask `recorded` first")
+        if self.replaying:  # new work: from here on nothing is a repetition, whatever the earlier life did after this
+            self._unread.clear()
+            self._since = time.monotonic()
+        self._known.clear()
         kept = append(self.evaluations, evaluation)
         self._recorded[kept.key] = (kept, self.elapsed())
         return kept

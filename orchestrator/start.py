@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import platformdirs
 from rich.console import Console
 
 from agents.skills import skill_roots
-from orchestrator.bench import Places
+from orchestrator.bench import CampaignFailed, Places
 from orchestrator.campaign import Campaign
 from orchestrator.progress import choose_progress
 from orchestrator.report import write_report
@@ -39,7 +38,6 @@ class Wish:
     new: bool = False
     runs: Path | None = None
     cache: Path | None = None
-    memory: Path | None = None
     unsafe: bool = False
     verbose: bool = False
     plain: bool = False
@@ -122,10 +120,10 @@ def run_campaign(wish: Wish, console: Console) -> tuple[dict[str, Any], Evaluati
             view.say(f"{'continuing' if continued else 'beginning'} {settings.problem}/{settings.size} on {settings.threads} threads, engine "
                      f"{settings.engine}, at most {settings.minutes:g} minutes; results go to {folder.path}")  # fmt: skip
             if continued:
-                view.event(folder.resumed())
+                view.event(folder.note("campaign.resumed", evaluations=folder.count))
 
             def tell(event: str, fields: dict[str, Any]) -> None:
-                view.event(folder.event(event, **fields) or {"event": event, **fields})
+                view.event(folder.note(event, **fields))
 
             if settings.engine == "ray":
                 from orchestrator.cluster import RayEngine
@@ -133,15 +131,18 @@ def run_campaign(wish: Wish, console: Console) -> tuple[dict[str, Any], Evaluati
                 engine = RayEngine(tell, settings.threads, wish.verbose)
             else:
                 engine = LocalEngine()
-            places = Places(cache.resolve(), (wish.memory or memory_folder(wish.runs)).resolve(), wish.unsafe)
+            places = Places(cache.resolve(), memory_folder(wish.runs), wish.unsafe)
             roots = skill_roots([Path(f) for f in settings.skills])
             campaign = Campaign(settings, folder, engine, places, roots, view.event)
             summary = campaign.run()
         except KeyboardInterrupt:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # tidying up is short; a second one would leave a mess
-            written = folder.event("campaign.interrupted", evaluations=folder.count)
-            view.event(written or {"event": "campaign.interrupted", "elapsed": folder.elapsed()})
+            view.event(folder.note("campaign.interrupted", evaluations=folder.count))
             view.say(f"interrupted; the same command goes on in {folder.path}")
+            raise
+        except CampaignFailed as error:  # going on would only fail again
+            view.event(folder.note("campaign.failed", why=str(error)))
+            folder.write_json("failed.json", {"why": str(error)})
             raise
         finally:
             if engine is not None:
@@ -160,9 +161,3 @@ def _report(folder: Path, console: Console) -> Path:
     except Exception as error:  # noqa: BLE001
         console.print(f"the report could not be written: {type(error).__name__}: {error}", markup=False)
         return folder / "report.html"
-
-
-def load_settings(folder: Path) -> dict[str, Any]:
-    """settings.json of a run folder as it stands."""
-    found: dict[str, Any] = json.loads((folder / "settings.json").read_text())
-    return found

@@ -158,7 +158,6 @@ class Evaluation(Frozen):
     compile_seconds: float = 0.0
     load_seconds: float = 0.0
     peak_bytes: int = 0
-    guilty: tuple[str, ...] = ()
     log: str = ""
     ended: str = Field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     seconds: float = 0.0

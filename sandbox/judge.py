@@ -7,6 +7,7 @@ and says so); GPUs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,8 +84,10 @@ class Judge:
     def compile(self, candidate: Candidate) -> Compiled:
         """The candidate's library, compiled in a box or found in the cache."""
         flags = (*host_flags(), *QUIET_FLAGS, *candidate.flags)
-        place = on_cpus(self.spare) if self.spare else working(self.cpus)
-        with place:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(working(self.spare or self.cpus))
+            if self.spare:
+                stack.enter_context(on_cpus(self.spare))
             return compile_cpu(candidate.source, flags=flags, cache_dir=self.cache / "libraries", walls=self.walls)
 
     def open_candidate(self, candidate: Candidate, library: Path, problem: Problem, limits: JudgeLimits, overlay: Path | None = None,

@@ -113,8 +113,9 @@ class Judgement:
         contexts = [self.problem.context] * self.limits.checks.seeds
         if node.layer == self.problem.graph.nodes[-1].layer:
             contexts.append(3)
-        with contextlib.closing(self.open()) as child:
+        with contextlib.ExitStack() as stack:
             with working(self.place.cpus):
+                child = stack.enter_context(contextlib.closing(self.open()))
                 for context in contexts:
                     case = self.stage_case(weights, node, context)
                     self.cases.append(case.judge(child, self.rows, self.limits.step_s))
@@ -170,7 +171,7 @@ class Judgement:
         return Times(step_seconds=step, vs=vs, clock="child, estimate: for the phase model, never for admission")
 
     def cold_step(self, child: ChildProcess, position: int) -> float:
-        """Seconds of one step of a stage alone after its caches were written over; waking the blocks up is not the stage's."""
+        """Seconds of one step of a stage alone after the caches were filled with other bytes; waking the blocks up is not the stage's."""
         child.call("evict", bytes=96 << 20)
         child.run_chain("check", steps=1, position=position, timeout=self.limits.step_s)
         with child.reading("stamps"):

@@ -39,7 +39,7 @@ class CasePool:
     Cases in a row differ, so one evaluation never sees a case twice. No candidate's process outlives its evaluation or can
     leave anything behind, so what one has seen is of no use to the next."""
 
-    RING = 3
+    RING = 6
     USES = 8
 
     def __init__(self) -> None:

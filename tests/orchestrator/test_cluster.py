@@ -82,7 +82,9 @@ def test_no_token_is_left_behind(engine: RayEngine, tmp_path: Path) -> None:
 
 def test_a_cluster_that_is_not_there_gets_one_sentence(tmp_path: Path) -> None:
     environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:1"}
-    done = subprocess.run(command("--size", "tiny", "--engine", "ray", home=tmp_path), env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command("--size", "tiny", "--engine", "ray", home=tmp_path), env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 2 and "--engine local" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -101,7 +103,9 @@ def workers_of(pid: int) -> list[int]:
 
 
 def test_a_campaign_survives_the_death_of_its_actors(tmp_path: Path) -> None:
-    process = subprocess.Popen(command("--campaign", str(SMOKE), "--engine", "ray", "--plain", home=tmp_path), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command("--campaign", str(SMOKE), "--engine", "ray", "--plain", home=tmp_path), stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 240
     killed: set[int] = set()
     while process.poll() is None and time.monotonic() < deadline:

@@ -56,7 +56,7 @@ def test_a_second_life_repeats_nothing_and_names_what_was_abandoned(tmp_path: Pa
     first.close()
 
     second = RunFolder(tmp_path / "run")
-    second.resumed()
+    second.note("campaign.resumed")
     assert second.event("campaign.started", size="s") is None, "an earlier life said so"
     assert second.replaying
     assert second.recorded(key("a")) == kept
