@@ -64,7 +64,9 @@ def result(folder: str) -> Candidate:
     """The megakernel that a campaign ended with."""
     kernels = Path(folder) / "kernels"
     plan = Plan.model_validate_json((kernels / "final.plan.json").read_text())
-    return Candidate(role="solution", target="cpu", source=(kernels / "final.cpp").read_text(), threads=plan.blocks, plan=plan, name="final")
+    return Candidate(
+        role="solution", target="cpu", source=(kernels / "final.cpp").read_text(), threads=plan.blocks, plan=plan, name="final"
+    )
 
 
 def main() -> None:
