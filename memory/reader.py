@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from memory.errors import StoreError, UnknownTrick
 from memory.ledger import TRICKS_FILE, Ledger
 from memory.owner import owner_pid
-from memory.retrieval import Found, Vectors, rank
 from memory.trick import VERSION, Failure, Hardware, StandingChange, Trick, TrickStanding, Use
+
+if TYPE_CHECKING:  # numpy comes with the first search only
+    from memory.retrieval import Found, Vectors
 
 
 class Where(TypedDict, total=False):
@@ -48,7 +51,12 @@ class MemoryReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ledger = Ledger(folder / TRICKS_FILE)
-        self._vectors = Vectors()
+
+    @functools.cached_property
+    def _vectors(self) -> Vectors:
+        from memory.retrieval import Vectors
+
+        return Vectors()
 
     def _now(self) -> Ledger:
         self._ledger.refresh()
@@ -76,6 +84,8 @@ class MemoryReader:
         chosen = self._chosen(ledger, where or {})
         if not chosen or n < 1:
             return []
+        from memory.retrieval import rank
+
         return rank(text, ledger.tricks, chosen, self._nearest(text, chosen, n), self._vectors, n)
 
     def _nearest(self, text: str, chosen: Mapping[str, TrickStanding], n: int) -> Collection[str]:
