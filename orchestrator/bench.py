@@ -130,21 +130,22 @@ class Bench:
         """Who is guilty; every variant that was judged on the way is recorded. In a second life the first one's answer stands."""
         before = self.folder.told("bisection.ended", candidate=candidate.id)
         if before is not None:
+            for key in before["keys"]:
+                self.folder.recorded(key)
             return [Culprit(c["implementation"], c["kind"], tuple(c["nodes"]), c["evaluations"]) for c in before["culprits"]]
         chosen, last = self.ask(self.merger, "resolve", choices), self.ask(self.merger, "resolve", good)
         culprits: list[Culprit]
         culprits, tried = self.ask(self.lane, "bisect", evaluation, candidate, chosen, last)
         for variant in tried:
-            if self.folder.recorded(variant.key) is None:
-                kept = self.folder.record(variant)
-                self.event("evaluation.started", key=kept.key, candidate=kept.candidate, name=kept.candidate_name, purpose=kept.purpose,
-                           attempt=kept.attempt)  # fmt: skip
-                self.event("evaluation.completed", key=kept.key, candidate=kept.candidate, name=kept.candidate_name, purpose=kept.purpose,
-                           attempt=kept.attempt, evaluation=kept.id, status=kept.status, standing=kept.standing, proposal=None,
-                           seconds=round(kept.seconds, 2), step_us=None, specialist="merger")  # fmt: skip
+            about = {"key": variant.key, "candidate": variant.candidate, "name": variant.candidate_name, "purpose": variant.purpose,
+                     "attempt": variant.attempt}  # fmt: skip
+            self.event("evaluation.started", **about)
+            kept = self.folder.recorded(variant.key) or self.folder.record(variant)
+            self.event("evaluation.completed", **about, evaluation=kept.id, status=kept.status, standing=kept.standing, proposal=None,
+                       seconds=round(kept.seconds, 2), step_us=None, specialist="merger")  # fmt: skip
         guilty = [f"{c.implementation or c.kind} in {', '.join(c.nodes) or 'every stage'}" for c in culprits]
         self.event("bisection.ended", candidate=candidate.id, name=candidate.name, guilty=guilty, variants=len(tried),
-                   culprits=[dataclasses.asdict(c) for c in culprits])  # fmt: skip
+                   keys=[v.key for v in tried], culprits=[dataclasses.asdict(c) for c in culprits])  # fmt: skip
         return culprits
 
     def time_for(self, admissions: int) -> bool:

@@ -163,7 +163,8 @@ class RunFolder:
         if self.replaying:  # new work: from here on nothing is a repetition, whatever the earlier life did after this
             self._unread.clear()
             self._since = time.monotonic()
-        self._known.clear()
+        # Evaluations keep their one completion whatever way the loop takes; other events of the earlier life are of another story.
+        self._known = collections.Counter({c: n for c, n in self._known.items() if c.startswith("evaluation.")})
         kept = append(self.evaluations, evaluation)
         self._recorded[kept.key] = (kept, self.elapsed())
         return kept
@@ -198,6 +199,9 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def _content(event: dict[str, Any]) -> str:
+    """What makes two events the same: of an evaluation its key, of others all but the time."""
+    if event["event"].startswith("evaluation."):
+        return f"{event['event']} {event['key']}"
     return canonical_json({k: v for k, v in event.items() if k not in ("at", "elapsed")})
 
 

@@ -90,6 +90,24 @@ def test_what_was_abandoned_twice_begins_three_times(tmp_path: Path) -> None:
     assert (told.count("evaluation.started"), told.count("evaluation.abandoned")) == (3, 2)
 
 
+def test_a_second_life_on_another_way_completes_nothing_twice(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path / "run")
+    for candidate in ("a", "b"):
+        first.event("evaluation.started", key=key(candidate))
+        kept = first.record(record(candidate))
+        first.event("evaluation.completed", key=key(candidate), evaluation=kept.id, proposal=1)
+    first.event("trick.refused", why="noise")
+    first.close()
+    second = RunFolder(tmp_path / "run")
+    second.event("evaluation.started", key=key("c"))
+    second.record(record("c"))  # before a and b are asked for
+    assert not second.replaying, "the clock does not stand still for what nobody asks for"
+    assert second.recorded(key("a")) is not None
+    assert second.event("evaluation.started", key=key("a")) is None
+    assert second.event("evaluation.completed", key=key("a"), proposal=7) is None, "its one completion stands"
+    assert second.event("trick.refused", why="noise") is not None, "another story"
+
+
 def test_a_record_whose_completion_was_not_written_counts(tmp_path: Path) -> None:
     first = RunFolder(tmp_path / "run")
     first.event("evaluation.started", key=key("a"))
