@@ -35,9 +35,9 @@ for turn in sys.stdin:
     for i in range(begin, begin + 100000):
         one, proof = proven(i, claim=f"trick {i} " + "word " * (i % 400))
         assert store.admit(one, proof, "unfused") == ""
-        print("trick", one.id, flush=True)
+        os.write(1, f"trick {one.id}\\n".encode())  # one write: a kill can't tear the line, as it can tear print's
         store.fail(failure(i))
-        print("failure", failure(i).id, flush=True)
+        os.write(1, f"failure {failure(i).id}\\n".encode())
 """
 
 
