@@ -133,7 +133,7 @@ def _phase(entry: dict[str, Any], section: str, layer: int, graph: StageGraph, b
         if name not in graph.by_name:
             raise PlanError(f"{where}: the graph has no stage '{name}'")
         node = graph.by_name[name]
-        split = _split(s.get("split", "whole"), node, blocks)
+        split = chosen_split(s.get("split", "whole"), node, blocks)
         if split not in node.shardings:
             raise PlanError(f"{where}: no split '{split}'; the stage offers {sorted(node.shardings)}")
         place = s.get("place", "contiguous")
@@ -145,8 +145,8 @@ def _phase(entry: dict[str, Any], section: str, layer: int, graph: StageGraph, b
     return Phase(name=f"{section}{layer}.{entry['phase']}" if section != "end" else entry["phase"], steps=tuple(steps), zero=zero)
 
 
-def _split(wanted: str | list[str], node: Node, blocks: int) -> str:
-    """A plan file may list splits in order of preference: the first whose items divide over the blocks is taken."""
+def chosen_split(wanted: str | list[str], node: Node, blocks: int) -> str:
+    """A plan file may list splits in order of preference: the first whose items divide over the blocks is taken, else the last."""
     if isinstance(wanted, str):
         return wanted
     fits = [s for s in wanted if s in node.shardings and node.shardings[s].items % blocks == 0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from agents.planner import expand, owners, sections
+from agents.planner import chosen_split, expand, owners, sections
 from memory.change import Rewrite
 from sandbox.errors import PlanError
 from sandbox.graph import Node, StageGraph
@@ -65,12 +65,8 @@ class Section:
         raise PlanError(f"{self.name}: no phase runs a stage '{stage}'")
 
     def split(self, step: Spec) -> str:
-        """The split a step uses: of a list the first that divides over the blocks, as the planner takes it."""
-        wanted, node = step.get("split", "whole"), self.node(step["stage"])
-        if isinstance(wanted, str):
-            return wanted
-        fits = [s for s in wanted if s in node.shardings and node.shardings[s].items % self.blocks == 0]
-        return str(fits[0] if fits else wanted[-1])
+        """The split a step uses, as the planner takes it."""
+        return chosen_split(step.get("split", "whole"), self.node(step["stage"]), self.blocks)
 
     def dealt(self, step: Spec, place: str) -> tuple[int, ...] | str:
         """What a place means for a step: its owners, or `replicated`. Two places that mean the same are one."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # the judge brings torch along
     from sandbox.problem import Problem
 
 __all__ = [
-    "SKILLS", "Knob", "Offer", "Skill", "SkillError", "choices", "choose", "find_skill", "hints", "lint", "load_implementations",
+    "SKILLS", "Knob", "Offer", "Skill", "SkillError", "choose", "find_skill", "hints", "lint", "load_implementations",
     "load_offers", "load_skill", "load_skills", "plain", "skill_folders", "skill_roots", "user_skills",
 ]  # fmt: skip
 
@@ -241,12 +241,6 @@ def choose(implementations: list[Implementation], kind: str, target: str, *, ora
     raise SkillError(
         f"no {'oracle' if oracle else 'implementation'} of kind '{kind}' for {target}; the skills have {[m.name for m in fits]}"
     )
-
-
-def choices(offers: Sequence[Offer], kind: str, target: str, *, oracles: bool = False) -> list[Implementation]:
-    """Everything that can be tried for a kind: each offer at all its knob values, in order, defaults first; scalar oracles if asked."""
-    fits = [o for o in offers if o.implementation.kind == kind and o.implementation.target == target]
-    return [m for o in fits if oracles or not o.implementation.oracle for m in o.variants()]
 
 
 def plain(offers: Sequence[Offer], kind: str, target: str) -> Implementation:

@@ -63,7 +63,7 @@ def measure(problem: Problem, weights: Any, child: Any, seeds: int, steps: int) 
     own, honest = [], []
     for seed in range(seeds):
         case = tolerance.draw_case(truth, problem.context, 1000 + seed, steps, tolerance.ROUTING_MARGIN if steps == 1 else 0.0)
-        child.prepare("a", case_file(case), {"hidden": 2 * problem.dims.hidden}, capacity_pad=cache_pads(problem, case.state, rows))
+        child.prepare("a", case_file(case.inputs, case.state), problem.output_bytes, capacity_pad=cache_pads(problem, case.state, rows))
         child.run_chain("a", steps=steps, position=case.position, feed={"hidden": "token"})
         own.append(tolerance.case_errors(case, outcome_of(problem, case, child.collect("a"))))
         rough = tolerance.chain(baseline.step, case.token, case.state, case.position, steps)

@@ -25,8 +25,8 @@ from orchestrator.run_folder import read_events  # noqa: E402
 from sandbox.evaluation import read_chain  # noqa: E402
 
 
-def ours() -> list[str]:
-    """Processes of a box or of a Ray actor of ours that still run."""
+def still_running(*, actors: bool = True) -> list[str]:
+    """Command lines (their first 120 characters) of processes in a box of ours and, if asked, of Ray actors of ours."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -34,7 +34,7 @@ def ours() -> list[str]:
                 line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
-            if ("bwrap" in line and "kernelbraid" in line) or line.startswith("ray::Host"):
+            if ("bwrap" in line and "kernelbraid" in line) or (actors and line.startswith("ray::Host")):
                 found.append(line[:120])
     return found
 
@@ -64,10 +64,10 @@ def main() -> None:
                 process.wait()
             kills += 1
             deadline = time.monotonic() + 15
-            while ours() and time.monotonic() < deadline:
+            while still_running() and time.monotonic() < deadline:
                 time.sleep(0.2)
-            orphans += len(ours())
-            print(f"kill {kills} after {wait:.1f} s: {len(ours())} processes left", flush=True)
+            orphans += len(still_running())
+            print(f"kill {kills} after {wait:.1f} s: {len(still_running())} processes left", flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         summaries = []
         for folder in sorted((home / "runs").glob("*-*-????")):

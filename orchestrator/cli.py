@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from orchestrator import cli_memory, cli_skills
+from orchestrator import cli_memory, cli_problems, cli_skills
+from orchestrator.cli_errors import plain_errors
+from orchestrator.cli_evaluate import evaluate
+from orchestrator.cli_redteam import redteam
 from sandbox.errors import KernelbraidError
 
 app = typer.Typer(
@@ -26,6 +27,10 @@ app = typer.Typer(
 )
 app.add_typer(cli_memory.app, name="memory")
 app.add_typer(cli_skills.app, name="skills")
+app.add_typer(cli_problems.app, name="problems")
+app.command()(evaluate)
+app.command()(redteam)
+FOLDERS = "choose other folders with --runs and --cache"
 
 RunsFolder = Annotated[Path | None, typer.Option(help="Where run folders are made. Default: the user's data folder.")]
 CacheFolder = Annotated[Path | None, typer.Option(help="Weights and compiled libraries. Default: the user's cache folder.")]
@@ -90,7 +95,7 @@ def run(
         "plans": plans, "processes": processes, "pairs": pairs, "seeds": seeds, "memory": remember,
     }  # fmt: skip
     wish = Wish(options=options, campaign=campaign, new=new, runs=runs, cache=cache, unsafe=unsafe, verbose=verbose, plain=plain)
-    with _plain_errors(console):
+    with plain_errors(console, FOLDERS):
         try:
             summary, final, report = run_campaign(wish, console)
         except KeyboardInterrupt:
@@ -112,7 +117,7 @@ def report(
     from orchestrator.start import runs_folder
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with _plain_errors(console):
+    with plain_errors(console, FOLDERS):
         if folder is None:
             found = sorted(p.parent for p in runs_folder(runs).glob("*/settings.json"))
             if not found:
@@ -135,38 +140,12 @@ def doctor(
     from orchestrator.doctor import examine, exit_status, show_findings
 
     console = Console(stderr=True, highlight=False)
-    with _plain_errors(console):
+    with plain_errors(console, FOLDERS):
         findings = examine(runs=runs, cache=cache, unsafe=unsafe, measure=measure)
         show_findings(findings, console)
     if as_json:
         sys.stdout.write(json.dumps([vars(f) if hasattr(f, "__dict__") else f for f in findings], default=str) + "\n")
     raise typer.Exit(exit_status(findings))
-
-
-@app.command()
-def problems() -> None:
-    """List the problems of this checkout with their sizes."""
-    from sandbox.problem import PROBLEMS, Problem
-
-    for path in sorted(PROBLEMS.glob("*/problem.yaml")):
-        spec = Problem(path.parent.name, "", path.parent).spec
-        sys.stdout.write(f"{spec.name}: {spec.title}\n")
-        for size, about in spec.sizes.items():
-            sys.stdout.write(f"  {size:10} {about}\n")
-        sys.stdout.write(f"  baselines  {', '.join(spec.baselines)}\n  plans      {', '.join(spec.plans)}\n")
-
-
-@contextmanager
-def _plain_errors(console: Console) -> Iterator[None]:
-    """A user's mistake or a missing part of the machine is one sentence on stderr, not a traceback."""
-    try:
-        yield
-    except KernelbraidError as error:
-        console.print(f"error: {error}", style="red", markup=False)
-        raise typer.Exit(2) from None
-    except OSError as error:
-        console.print(f"error: {error}; choose other folders with --runs and --cache", style="red", markup=False)
-        raise typer.Exit(2) from None
 
 
 def run_main() -> None:

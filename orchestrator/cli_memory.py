@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +13,7 @@ from rich.console import Console
 
 from memory.reader import Credit, MemoryReader, Where, described
 from memory.trick import Trick, TrickStanding
-from sandbox.errors import KernelbraidError
+from orchestrator.cli_errors import plain_errors
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +21,7 @@ app = typer.Typer(
     help="What was proven: tricks with the evaluations that prove them.\n\n"
     "Examples:\n\n  kernelbraid memory list\n\n  kernelbraid memory search 'fewer barriers'",
 )
+FOLDERS = "choose another folder with --folder or --runs"
 
 Folder = Annotated[Path | None, typer.Option(help="The memory's folder. Default: the one of --runs.")]
 Runs = Annotated[
@@ -39,7 +38,7 @@ def list_tricks(
     folder: Folder = None, runs: Runs = None, problem: Problem = None, slot: Slot = None, standing: Standing = None, as_json: Json = False
 ) -> None:
     """One line per trick, oldest first: id, ratio with its interval, standing, where it was proven, claim."""
-    with _plain_errors():
+    with plain_errors(hint=FOLDERS):
         reader = _reader(folder, runs)
         tricks = reader.tricks(**_where(problem, slot, standing))
         for trick in tricks:
@@ -58,7 +57,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Everything about one trick: proof, change, sources, what became of it, how to replay it."""
-    with _plain_errors():
+    with plain_errors(hint=FOLDERS):
         reader = _reader(folder, runs)
         trick = reader.get(name)
         _out("\n".join(_page(trick, reader)))
@@ -80,7 +79,7 @@ def search(
     as_json: Json = False,
 ) -> None:
     """The tricks nearest to a text, best first: an offline embedding fused with BM25 over words."""
-    with _plain_errors():
+    with plain_errors(hint=FOLDERS):
         reader = _reader(folder, runs)
         found = reader.search(text, n, _where(problem, slot, standing))
         for f in found:
@@ -94,7 +93,7 @@ def search(
 @app.command()
 def stats(folder: Folder = None, runs: Runs = None, as_json: Json = False) -> None:
     """Counts: tricks by standing and kind, failures, uses, the owner if there is one."""
-    with _plain_errors():
+    with plain_errors(hint=FOLDERS):
         facts = _reader(folder, runs).stats()
         for name, value in facts.items():
             if isinstance(value, dict):
@@ -109,7 +108,7 @@ def rebuild(folder: Folder = None, runs: Runs = None, as_json: Json = False) -> 
     """Make the search index anew from the records. Needs the memory for itself: refused while a campaign owns it."""
     from memory.store import MemoryStore
 
-    with _plain_errors():
+    with plain_errors(hint=FOLDERS):
         with MemoryStore(_folder(folder, runs)) as store:
             count = store.rebuild()
             where = store.folder
@@ -126,7 +125,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write every record, whole, as one JSON file."""
-    with _plain_errors():
+    with plain_errors(hint=FOLDERS):
         reader = _reader(folder, runs)
         reader.export(path)
         count = reader.stats()["records"]
@@ -247,16 +246,3 @@ def _err(text: str) -> None:
 
 def _json(value: Any) -> None:
     _out(json.dumps(value))
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """A user's mistake, a busy or a broken memory is one sentence on stderr and exit code 2."""
-    try:
-        yield
-    except OSError as error:
-        _err(f"error: {error}; choose another folder with --folder or --runs")
-        raise typer.Exit(2) from None
-    except KernelbraidError as error:
-        _err(f"error: {error}")
-        raise typer.Exit(2) from None

@@ -6,8 +6,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +30,7 @@ from agents.skills import (
     skill_roots,
     user_skills,
 )
-from sandbox.errors import KernelbraidError
+from orchestrator.cli_errors import clean, plain_errors
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at skill folders, check them, begin one, add one.")
 
@@ -40,43 +39,28 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is J
 Into = Annotated[Path | None, typer.Option(help="The folder that the skill's folder is made in.")]
 
 
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """A user's mistake is one sentence on stderr and exit 2, not a traceback."""
-    try:
-        yield
-    except (KernelbraidError, OSError) as error:
-        _say(f"error: {error}")
-        raise typer.Exit(2) from None
-
-
 def _say(text: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(_clean(text), markup=False)
-
-
-def _clean(text: str) -> str:
-    """Text of other people's files without what would steer a terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(clean(text), markup=False)
 
 
 @app.command("list")
 def list_skills(skills: Extra = None, as_json: Json = False) -> None:
     """List every skill with the kinds and implementations that it offers: built-in ones, the user's, those of --skills."""
-    with _plain_errors():
+    with plain_errors():
         found = load_skills(skill_roots(skills or []))
     if as_json:
         sys.stdout.write(json.dumps([_skill_json(skill) for skill in found]) + "\n")
         return
     for skill in found:
         kinds = ", ".join(dict.fromkeys(m.kind for m in skill.implementations)) or "advice only"
-        sys.stdout.write(_clean(f"{skill.name}  ({kinds})  in {skill.root}\n"))
+        sys.stdout.write(clean(f"{skill.name}  ({kinds})  in {skill.root}\n"))
         sys.stdout.writelines(f"  {_offer_line(offer)}\n" for offer in skill.offers)
 
 
 @app.command()
 def show(name: str, skills: Extra = None, as_json: Json = False) -> None:
     """Show one skill: what it offers, then its SKILL.md."""
-    with _plain_errors():
+    with plain_errors():
         skill = find_skill(load_skills(skill_roots(skills or [])), name)
         text = read_text(skill.body) if skill.body.is_file() else ""
     if as_json:
@@ -86,10 +70,10 @@ def show(name: str, skills: Extra = None, as_json: Json = False) -> None:
     sys.stdout.write(f"{skill.name}  in {skill.folder}\n")
     for offer in skill.offers:
         sys.stdout.write(f"  {_offer_line(offer)}\n")
-        sys.stdout.writelines(f"    {knob_name}: {_clean(knob.about)}\n" for knob_name, knob in offer.knobs.items() if knob.about)
+        sys.stdout.writelines(f"    {knob_name}: {clean(knob.about)}\n" for knob_name, knob in offer.knobs.items() if knob.about)
         if offer.implementation.numerics:
-            sys.stdout.write(f"    numerics: {_clean(offer.implementation.numerics)}\n")
-    sys.stdout.write(f"\n{_clean(text)}")
+            sys.stdout.write(f"    numerics: {clean(offer.implementation.numerics)}\n")
+    sys.stdout.write(f"\n{clean(text)}")
 
 
 def _offer_line(offer: Offer) -> str:
@@ -131,7 +115,7 @@ def lint_skills(
 
       kernelbraid skills lint ./my-skill --compile
     """
-    with _plain_errors():
+    with plain_errors():
         roots = skill_roots(skills or [])
         folders = _lint_targets(targets or [], roots)
         found = {folder: lint(folder) for folder in folders}
@@ -146,11 +130,11 @@ def lint_skills(
         together = [] if targets else _together(roots)
     for folder, faults in found.items():
         name = folder.resolve().name
-        sys.stdout.writelines(f"{name}: {_clean(fault)}\n" for fault in faults)
+        sys.stdout.writelines(f"{name}: {clean(fault)}\n" for fault in faults)
         sys.stdout.writelines(f"{name}: hint: {hint}\n" for hint in hints(folder))
         if not faults:
             sys.stdout.write(f"{name}: ok\n")
-    sys.stdout.writelines(f"together: {_clean(fault)}\n" for fault in together)
+    sys.stdout.writelines(f"together: {clean(fault)}\n" for fault in together)
     if as_json:
         rows = [{"skill": f.resolve().name, "folder": str(f), "faults": faults, "hints": hints(f)} for f, faults in found.items()]
         sys.stdout.write(json.dumps({"skills": rows, "together": together}) + "\n")
@@ -185,7 +169,7 @@ def new(
 
     Example: kernelbraid skills new my-gemv --kind linear_w4
     """
-    with _plain_errors():
+    with plain_errors():
         folder = begin_skill(name, kind, into or Path.cwd())
     _say(f"next: edit {folder}, then `kernelbraid skills lint {folder} --compile`, then `kernelbraid run --skills {folder}`")
     sys.stdout.write(f"{folder}\n")
@@ -234,7 +218,7 @@ def add(
     replace: Annotated[bool, typer.Option("--replace", help="Take the place of a skill of that name in the same folder.")] = False,
 ) -> None:
     """Check a skill folder, then copy it to the user's skills, which every campaign reads."""
-    with _plain_errors():
+    with plain_errors():
         faults = lint(folder)
         for fault in faults:
             _say(f"{folder.resolve().name}: {fault}")

@@ -9,6 +9,7 @@ KernelbraidError
     ├── ChildCrashed     it died by a signal or ended by itself
     ├── ChildHung        it did not answer in time
     ├── ChildLimit       it hit a limit of its box; `which` names it
+    ├── ChildRaised      code of the candidate raised an exception there
     ├── ChildRefused     it answered that it cannot do this (kb_create refused, kb_step returned an error)
     └── ChildProtocolError  its answer was not one line of the protocol, or contradicted itself
 UnavailableError
@@ -86,6 +87,10 @@ class ChildLimit(ChildError):
     def __init__(self, which: str, log: str) -> None:
         self.which = which
         super().__init__(f"the child hit its {which} limit", log)
+
+
+class ChildRaised(ChildError):
+    """The candidate's Python code raised; the message ends with its traceback. The process still lives."""
 
 
 class ChildRefused(ChildError):

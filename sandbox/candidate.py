@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -48,12 +49,15 @@ class Implementation(Frozen):
 class Candidate(Frozen):
     """Anything the judge can evaluate: one stage alone, or a whole step.
 
-    `source` is one translation unit with the step ABI. `implementations` (kind or node -> id) and `plan_id` say what a
-    megakernel was assembled from; `knobs` and `flags` are part of the identity because they change behaviour."""
+    `source` is one translation unit with the step ABI (`language` cpp), or a solution.py under the problem's public contract
+    (`language` python), with the modules beside it in `files`. `implementations` (kind or node -> id) and `plan` say what a
+    megakernel was assembled from; `flags` are part of the identity because they change behaviour."""
 
     role: Literal["stage", "solution"]
     target: Target
     source: str = Field(min_length=1)
+    language: Literal["cpp", "python"] = "cpp"
+    files: dict[str, str] = {}  # of a python solution: other modules and sources by relative path
     flags: tuple[str, ...] = ()
     threads: int = Field(default=0, ge=0)  # 0: the judge's default
     node: str = ""  # of a stage candidate: which stage of the problem's graph it claims to compute
@@ -66,12 +70,19 @@ class Candidate(Frozen):
     def _check(self) -> Candidate:
         if (self.role == "stage") != bool(self.node):
             raise RecordError("a stage candidate names its node, a solution names none")
+        if self.language == "python" and self.role == "stage":
+            raise RecordError("a stage candidate is written in C++; in Python only whole solutions are judged")
+        for name in self.files:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+                raise RecordError(f"file '{name}' of a solution must be a relative path below it")
         return self
 
     @property
     def id(self) -> str:
         """Hash of everything that changes behaviour; name, author and provenance stay outside."""
-        return content_hash(
-            {"role": self.role, "target": self.target, "source": self.source, "flags": list(self.flags),
-             "threads": self.threads, "node": self.node}
-        )  # fmt: skip
+        content = {"role": self.role, "target": self.target, "source": self.source, "flags": list(self.flags),
+                   "threads": self.threads, "node": self.node}  # fmt: skip
+        if self.language != "cpp":
+            content |= {"language": self.language, "files": self.files}
+        return content_hash(content)

@@ -22,7 +22,8 @@ from sandbox.evaluation import CaseResult, TensorError
 from sandbox.problem import Problem
 from sandbox.raw_tensors import RawTensor
 
-_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "I32": torch.int32, "U8": torch.uint8}
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32, "I64": torch.int64, "U8": torch.uint8}
+NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def prepare_checks(problem: Problem, weights: Mapping[str, torch.Tensor], plan: 
         return Prepared(name, check, path, context)
 
     prepared = [make("ordinary", {}, plan.seeds, problem.context)]
-    if plan.short_context and "mla" in problem.dims.layers:
+    if plan.short_context and problem.interface.short_context(problem.dims):
         prepared.append(make("short_context", {}, plan.probe_seeds, secrets.randbelow(min(32, problem.context))))
     if plan.probes:
         for name, overlay in probes.probe_overlays(problem.dims, weights, secret).items():
@@ -75,29 +76,33 @@ def to_tensor(raw: RawTensor, dtype: torch.dtype | None = None, shape: Sequence[
     return flat.view(*(shape or raw.shape))
 
 
-def case_file(case: Any) -> bytes:
-    """The safetensors bytes of a case: token and state, caches with the rows that are filled."""
-    return save({"token": case.token, **{k: v.contiguous() for k, v in case.state.items()}})
+def case_file(inputs: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> bytes:
+    """The safetensors bytes of a case: inputs and state, caches with the rows that are filled."""
+    return save({k: v.contiguous() for k, v in {**inputs, **state}.items()})
 
 
 def cache_pads(problem: Problem, state: Mapping[str, torch.Tensor], rows: int) -> dict[str, int]:
-    """Bytes to append to each cache so that it has `rows` rows."""
-    pads = {}
-    for name, tensor in state.items():
-        if name.endswith((".c_kv", ".k_rope")):
-            pads[name] = (rows - tensor.shape[0]) * tensor.shape[1] * tensor.element_size()
-    return pads
+    """Bytes to append to each growing state so that it has `rows` rows."""
+    growing = problem.interface.growing
+    return {name: (rows - t.shape[0]) * math.prod(t.shape[1:]) * t.element_size() for name, t in state.items() if growing(name)}
+
+
+def step_outputs(problem: Problem, collected: Collected, index: int) -> dict[str, torch.Tensor]:
+    """The outputs of one step of a chain."""
+    return {
+        name: torch.frombuffer(bytearray(collected.outputs[name][index]), dtype=dtype).view(shape)
+        for name, (dtype, shape) in problem.outputs.items()
+    }
+
+
+def state_of(before: Mapping[str, torch.Tensor], collected: Collected) -> dict[str, torch.Tensor]:
+    """The state that a child left, with the rows that its caches have room for."""
+    return {name: to_tensor(collected.tensors[name], t.dtype, (-1, *t.shape[1:])) for name, t in before.items()}
 
 
 def outcome_of(problem: Problem, case: Any, collected: Collected) -> Any:
     """The problem's Outcome from what a child left after a chain."""
-    state = {}
-    for name, before in case.state.items():
-        raw = collected.tensors[name]
-        state[name] = to_tensor(raw, before.dtype, (-1, *before.shape[1:]))
-    last = collected.outputs["hidden"][-1]
-    hidden = torch.frombuffer(bytearray(last), dtype=torch.bfloat16)
-    return problem.module("tolerance").Outcome(hidden, state)
+    return problem.interface.outcome(step_outputs(problem, collected, -1), state_of(case.state, collected))
 
 
 def run_cases(child: ChildProcess, problem: Problem, prepared: Prepared, rows: int, timeout: float) -> list[CaseResult]:
@@ -105,14 +110,15 @@ def run_cases(child: ChildProcess, problem: Problem, prepared: Prepared, rows: i
     tolerance = problem.module("tolerance")
     errors, notes, cases = [], [], prepared.check.cases
     for case in cases:
-        child.prepare("check", case_file(case), {"hidden": 2 * problem.dims.hidden}, capacity_pad=cache_pads(problem, case.state, rows))
+        child.prepare("check", case_file(case.inputs, case.state), problem.output_bytes, capacity_pad=cache_pads(problem, case.state, rows))
         child.run_chain("check", steps=case.steps, position=case.position, feed=problem.spec.feed, timeout=timeout)
         collected = child.collect("check", timeout)
         outcome = outcome_of(problem, case, collected)
         faults = [*tolerance.structure_faults(problem.dims, case, outcome), *tolerance.copy_faults(case, outcome)]
         faults += [f"{name}: written past its end" for name in collected.overruns]
-        if case.steps == 1 and bytes(collected.tensors["token"].data) != case.token.view(torch.uint8).numpy().tobytes():
-            faults.append("token: an input was changed")
+        for name, given in case.inputs.items():
+            if case.steps == 1 and bytes(collected.tensors[name].data) != given.contiguous().view(torch.uint8).numpy().tobytes():
+                faults.append(f"{name}: an input was changed")
         errors.append(tolerance.case_errors(case, outcome))
         notes.append(faults)
     return verdicts(tolerance, prepared, errors, notes)

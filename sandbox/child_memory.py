@@ -30,6 +30,10 @@ class Refused(Exception):
     """The candidate, or the request made of it, cannot be carried out."""
 
 
+class Raised(Exception):
+    """Code of the candidate raised an exception."""
+
+
 class Misused(Exception):
     """The parent asked for something that does not fit the protocol."""
 

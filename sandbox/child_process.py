@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.util import cache_from_source
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -37,11 +37,21 @@ _HEADER_ROOM = 4 << 20
 
 @dataclass(frozen=True)
 class ChainTimes:
-    """One timed chain. outside_ns is the parent's clock around it, inside_ns the child's own, per step."""
+    """One timed chain. outside_ns is the parent's clock around it, inside_ns the child's own, per step.
+
+    device_ns: between device events around the whole chain; launches: by kind or kernel name, in the whole chain. Both are
+    what the child says."""
 
     outside_ns: int
     inside_ns: tuple[int, ...]
     digest: str
+    device_ns: int | None = None
+    launches: Mapping[str, int] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """By the parent's clock."""
+        return self.outside_ns / 1e9
 
 
 @dataclass(frozen=True)
@@ -106,34 +116,6 @@ class ChildProcess:
         child.library, child.weights = library, list(weights)
         return child
 
-    @classmethod
-    def for_torch(
-        cls,
-        walls: Walls,
-        limits: Limits,
-        *,
-        problem: Path,
-        weights: Sequence[Path],
-        threads: int,
-        **options: Any,
-    ) -> ChildProcess:
-        """A child for a trusted PyTorch implementation from a problem package. Then call `load_torch`."""
-        binds = [(problem, f"/problems/{problem.name}")]
-        binds += [(path, f"/data/{number}/{path.name}") for number, path in enumerate(weights)]
-        environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
-        environment.update(options.pop("environment", None) or {})
-        child = cls(
-            walls,
-            limits,
-            program="torch_child",
-            packages=True,
-            readonly=binds,
-            environment=environment,
-            **options,
-        )
-        child.weights = list(weights)
-        return child
-
     def __enter__(self) -> Self:
         try:
             self._wire.start(self._command or self._own_command(), self._start_timeout_s)
@@ -188,6 +170,11 @@ class ChildProcess:
         except (ValueError, KeyError, TypeError, IndexError, ArithmeticError, RecursionError, AttributeError) as error:
             raise self._wire.broken(f"the answer to '{what}' makes no sense: {type(error).__name__}: {str(error)[:300]}") from error
 
+    @property
+    def counts_dispatches(self) -> bool:
+        """Whether the child's library counts the dispatches of our runtime's team."""
+        return self.library is not None
+
     def dispatches(self, timeout: float | None = None) -> int:
         """Team dispatches so far, by the candidate's own count."""
         count = self.call("dispatches", timeout).get("count")
@@ -218,28 +205,6 @@ class ChildProcess:
             "threads": threads,
             "cpus": list(cpus) if cpus is not None else None,
             "max_position": max_position,
-        }
-        return self._wire.exchange("load", timeout, fields)[1] / 1e9
-
-    def load_torch(
-        self,
-        *,
-        problem: Path,
-        module: str,
-        name: str,
-        size: str | Mapping[str, Any],
-        threads: int,
-        timeout: float | None = None,
-    ) -> float:
-        """Import `module` of the problem package and make `name`(dims, weights); seconds it took."""
-        fields = {
-            "folder": str(PurePath(self._data(problem)).parent),
-            "package": problem.name,
-            "module": module,
-            "name": name,
-            "size": size,
-            "threads": threads,
-            "weights": [self._data(path) for path in self.weights],
         }
         return self._wire.exchange("load", timeout, fields)[1] / 1e9
 
@@ -281,12 +246,13 @@ class ChildProcess:
         feed: Mapping[str, str] | None = None,
         fresh: Mapping[str, bytes] | None = None,
         stop_after: int | None = None,
+        profile: bool = False,
         timeout: float | None = None,
     ) -> ChainTimes:
         """Run a chain of steps and time it from outside.
 
         feed copies outputs to inputs between steps. fresh {name: bytes} are inputs that the child first sees
-        inside the timed span, so nothing can be computed ahead.
+        inside the timed span, so nothing can be computed ahead. profile: under the profiler, which counts launches.
         """
         fields: dict[str, Any] = {
             "slot": slot,
@@ -299,14 +265,21 @@ class ChildProcess:
             fields["set"] = given
         if stop_after is not None:
             fields["stop_after"] = stop_after
+        if profile:
+            fields["profile"] = True
         reply, span = self._wire.exchange("run", timeout, fields)
         inside, digest = reply.get("ns"), reply.get("digest")
         if not isinstance(digest, str) or not isinstance(inside, list) or len(inside) != steps:
             raise self._wire.broken(f"the answer to 'run' has not {steps} times and a digest")
         if not all(isinstance(ns, int) and ns >= 0 for ns in inside):
             raise self._wire.broken("the answer to 'run' has a time that is not a count of nanoseconds")
+        device_ns, launches = reply.get("device_ns"), reply.get("launches")
+        if device_ns is not None and not (isinstance(device_ns, int) and device_ns >= 0):
+            raise self._wire.broken("the answer to 'run' has a device time that is not a count of nanoseconds")
+        if profile and not (isinstance(launches, dict) and all(isinstance(n, int) and n >= 0 for n in launches.values())):
+            raise self._wire.broken("the answer to a profiled 'run' has no counts of launches")
         self._digests[slot] = (digest, steps)
-        return ChainTimes(span, tuple(inside), digest)
+        return ChainTimes(span, tuple(inside), digest, device_ns, launches if profile else None)
 
     def collect(self, slot: str, timeout: float | None = None) -> Collected:
         """Everything the last chain of a slot left.

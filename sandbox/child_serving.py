@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sandbox.child_memory import Misused, Refused
+from sandbox.child_memory import Misused, Raised, Refused
 
 HELLO = "kernelbraid-child-1"
 Reply = dict[str, Any]
@@ -62,6 +62,8 @@ def serve(channel: Channel, handlers: Mapping[str, Handler], hello: Reply) -> No
             reply = {"ok": True, **handlers[request["do"]](request)}
         except Refused as error:
             reply = {"ok": False, "kind": "refused", "error": str(error)}
+        except Raised as error:
+            reply = {"ok": False, "kind": "raised", "error": str(error)}
         except (Misused, KeyError, ValueError, TypeError) as error:
             reply = {"ok": False, "kind": "protocol", "error": f"{type(error).__name__}: {error}"}
         except Exception as error:

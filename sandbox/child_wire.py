@@ -17,6 +17,7 @@ from sandbox.box_errors import (
     ChildHung,
     ChildLimit,
     ChildProtocolError,
+    ChildRaised,
     ChildRefused,
 )
 from sandbox.box_output import Pump
@@ -80,7 +81,9 @@ class Wire:
         if reply.get("id") != identity or self._rest:
             raise self.broken(f"the answer to '{do}' does not carry its id, or more follows it")
         if not reply["ok"]:
-            error = str(reply.get("error", ""))[:2000].encode(errors="replace").decode()  # no lone surrogates: records refuse them
+            error = str(reply.get("error", ""))[-2000:].encode(errors="replace").decode()  # no lone surrogates: records refuse them
+            if reply.get("kind") == "raised":
+                raise ChildRaised(error, self.log)
             if reply.get("kind") == "refused":
                 raise ChildRefused(error, self.log)
             raise ChildProtocolError(f"the child did not understand '{do}': {error}", self.log)

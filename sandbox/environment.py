@@ -6,10 +6,14 @@ import importlib.metadata
 import os
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sandbox.compiler import find_compiler
 from sandbox.evaluation import Environment
 from sandbox.walls import Walls
+
+if TYPE_CHECKING:
+    from sandbox.device import Device
 
 
 def cpu_name() -> str:
@@ -27,10 +31,10 @@ def usable_cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def describe_environment(walls: Walls) -> Environment:
-    """Facts of this machine, with the walls that stand."""
+def describe_environment(walls: Walls, device: Device | None = None) -> Environment:
+    """Facts of this machine and its device, with the walls that stand."""
     return Environment(
         cpu=cpu_name(), cores=len(usable_cpus()), arch=platform.machine(),
         kernel=platform.release(), compiler=find_compiler().version, torch=importlib.metadata.version("torch"),
-        walls=tuple(walls.standing), missing_walls=tuple(f"{name}: {why}" for name, why in walls.missing),
+        device=str(device) if device is not None else "", walls=tuple(walls.standing), missing_walls=tuple(f"{name}: {why}" for name, why in walls.missing),
     )  # fmt: skip

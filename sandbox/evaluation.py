@@ -6,7 +6,7 @@ import datetime
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from filelock import FileLock
 from pydantic import Field, model_validator
@@ -130,6 +130,8 @@ class Times(Frozen):
 
     step_seconds: Interval
     vs: dict[str, Interval] = {}  # ratios: baseline seconds / candidate seconds
+    device_seconds: Interval | None = None  # per step between device events, by the candidate's process; bounded by the parent's slope
+    once_seconds: float | None = None  # between device events, what a chain costs beside its steps (adopting a fresh state, say)
     read_pass_share: Interval | None = None  # fastest read-only pass over the same pages / step
     phases: tuple[PhaseTime, ...] = ()
     clock: str = "parent, wall, mean over a chain of a secret number of steps; its slope over chain lengths is a check"
@@ -155,6 +157,8 @@ class Evaluation(Frozen):
     dispatches_per_step: float | None = None
     dispatch_evidence: Literal["", "runtime", "profiler"] = ""
     dispatch_policy: int | None = None
+    launches: dict[str, float] = {}  # per step on the device, by kind or kernel name, as the profiler saw them
+    device_facts: tuple[dict[str, Any], ...] = ()  # clocks, power and other users of the device, before and after
     compile_seconds: float = 0.0
     load_seconds: float = 0.0
     peak_bytes: int = 0

@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from sandbox.box_errors import (
     ChildError,
     ChildHung,
     ChildLimit,
+    ChildRaised,
     ChildRefused,
     CompileFailed,
     CompileLimit,
@@ -31,13 +33,15 @@ from sandbox.candidate import Candidate
 from sandbox.checking import Prepared
 from sandbox.child_process import ChildProcess
 from sandbox.compiler import QUIET_FLAGS, Compiled, compile_cpu, host_flags
+from sandbox.device import Device
 from sandbox.environment import describe_environment, usable_cpus
 from sandbox.errors import UnavailableError
 from sandbox.evaluation import Evaluation, Purpose, Status
 from sandbox.isolation import Limits
 from sandbox.judgement import SPARE_ROWS, JudgeLimits, Judgement
 from sandbox.problem import Problem
-from sandbox.quiet import on_cpus, working
+from sandbox.quiet import on_cpus, on_device, working
+from sandbox.solutions import build, device_options, open_baseline, open_solution
 from sandbox.stage_checking import CasePool
 from sandbox.walls import Walls, probe_walls
 
@@ -48,9 +52,10 @@ class Judge:
     """Everything an evaluation needs that is not the candidate: walls, caches, the environment's facts."""
 
     def __init__(self, cache: Path, *, walls: Walls | None = None, unsafe: bool = False, threads: int | None = None,
-                 progress: Callable[[str], None] | None = None) -> None:  # fmt: skip
-        """cache: folder for compiled libraries and weights. Raises NoWallsError where nothing can contain a candidate."""
-        self.cache = cache
+                 device: Device | None = None, progress: Callable[[str], None] | None = None) -> None:  # fmt: skip
+        """cache: folder for compiled libraries and weights. device: judge candidates for cuda on it, instead of those for cpu.
+        Raises NoWallsError where nothing can contain a candidate."""
+        self.cache, self.device = cache, device
         self.walls = walls if walls is not None else probe_walls(unsafe=unsafe)
         cpus = usable_cpus()
         if threads is not None and threads > len(cpus):
@@ -58,7 +63,7 @@ class Judge:
         self.cpus = cpus[: threads or None]
         self.spare = cpus[threads:] if threads else []  # compiling there disturbs no timing
         self.progress = progress or (lambda text: None)
-        self.environment = describe_environment(self.walls)
+        self.environment = describe_environment(self.walls, device)
         self.cases = CasePool()
         cache.mkdir(parents=True, exist_ok=True)
 
@@ -95,7 +100,7 @@ class Judge:
         """A started and loaded child for a compiled candidate."""
         weights = [problem.weights_file(self.cache), *([overlay] if overlay else [])]
         threads = candidate.threads or self.threads
-        child = ChildProcess.for_library(self.walls, self._box_limits(limits), library=library, weights=weights)
+        child = ChildProcess.for_library(self.walls, self.box_limits(limits), library=library, weights=weights)
         child.__enter__()
         try:
             cpus = [self.cpus[i % len(self.cpus)] for i in range(threads)]
@@ -113,25 +118,38 @@ class Judge:
 
     def open_rival(self, name: str, problem: Problem, limits: JudgeLimits) -> ChildProcess:
         """A started and loaded child for one of the problem's PyTorch implementations, with as many threads."""
-        known = problem.spec.baselines
-        if name not in known:
-            raise UnavailableError(f"problem '{problem.name}' has no baseline '{name}'; it has {sorted(known)}")
-        weights = [problem.weights_file(self.cache)]
-        # Its threads spin as libgomp does by default, then sleep: between two chains the judge waits for that.
-        child = ChildProcess.for_torch(self.walls, self._box_limits(limits), problem=problem.folder, weights=weights, threads=self.threads,
-                                       environment={"GOMP_SPINCOUNT": "300000"})  # fmt: skip
-        child.__enter__()
-        try:
-            child.load_torch(problem=problem.folder, module=known[name].module, name=known[name].cls, size=problem.size,
-                             threads=self.threads, timeout=limits.wall_s)  # fmt: skip
-        except BaseException:
-            child.close()
-            raise
-        return child
+        if name not in problem.spec.baselines:
+            raise UnavailableError(f"problem '{problem.name}' has no baseline '{name}'; it has {sorted(problem.spec.baselines)}")
+        return open_baseline(self, name, problem, limits)
 
-    def _box_limits(self, limits: JudgeLimits) -> Limits:
+    def made(self, candidate: Candidate, problem: Problem, limits: JudgeLimits) -> tuple[Path, float]:
+        """(what compilers made of a candidate, seconds): a library, or the caches of a solution.py."""
+        if candidate.language == "python":
+            with working(self.cpus):
+                return build(self, candidate, problem, limits)
+        compiled = self.compile(candidate)
+        return compiled.path, compiled.seconds
+
+    def open(self, candidate: Candidate, made: Path, problem: Problem, limits: JudgeLimits, overlay: Path | None = None,
+             seconds: list[float] | None = None) -> ChildProcess:  # fmt: skip
+        """A started and loaded child for a candidate, from what its compilers made."""
+        opener = open_solution if candidate.language == "python" else Judge.open_candidate
+        return opener(self, candidate, problem=problem, limits=limits, overlay=overlay, seconds=seconds,
+                      **{"built" if candidate.language == "python" else "library": made})  # fmt: skip
+
+    def box_limits(self, limits: JudgeLimits) -> Limits:
+        """Limits of a candidate's box."""
         return Limits(wall_s=limits.wall_s, cpu_s=int(limits.wall_s * max(2, self.threads)), memory_bytes=limits.memory_bytes,
                       processes=limits.processes)  # fmt: skip
+
+    @property
+    def device_name(self) -> str:
+        """What results on a device are filed under."""
+        return self.device.uuid if self.device is not None else "cpu"
+
+    def device_options(self) -> dict[str, Any]:
+        """What a box needs to see of the device."""
+        return device_options(self.device) if self.device is not None else {}
 
     # -- the door ------------------------------------------------------------------------------------------------
 
@@ -146,7 +164,8 @@ class Judge:
         started = time.monotonic()
         run = Judgement(self, candidate, problem, limits, incumbents or {}, checks, predicted or {})
         try:
-            run.judge()
+            with on_device(self.device.uuid) if self.device is not None else contextlib.nullcontext():
+                run.judge()
         except (CompileFailed, FlagRefused) as error:
             run.fail(Status.COMPILE_ERROR, getattr(error, "log", "") or str(error))
         except CompileLimit as error:
@@ -157,6 +176,8 @@ class Judge:
             run.fail(Status.LIMIT, f"{error}\n{error.log}")
         except ChildCrashed as error:
             run.fail(Status.CRASH, f"{error}\n{error.log}")
+        except ChildRaised as error:
+            run.fail(Status.CRASH if run.built else Status.COMPILE_ERROR, f"{error}\n{error.log}")
         except ChildRefused as error:
             run.fail(Status.HANG if "hang:" in str(error) else Status.RULE_BROKEN, f"{error}\n{error.log}")
         except ChildError as error:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,7 @@ from sandbox.box_errors import CompileFailed
 from sandbox.candidate import Candidate
 from sandbox.checking import CheckPlan, Prepared, explain, prepare_checks, run_cases
 from sandbox.child_process import ChildProcess
+from sandbox.device import read_facts
 from sandbox.errors import UnavailableError
 from sandbox.evaluation import CaseResult, Evaluation, Interval, PhaseTime, Purpose, Standing, Status, Times
 from sandbox.graph import Node
@@ -27,7 +28,7 @@ from sandbox.intervals import interval, ratios
 from sandbox.problem import Problem
 from sandbox.quiet import timing, working
 from sandbox.stage_checking import StageCase
-from sandbox.timing import SLOPE_GAP, Effort, Measured, Rival, as_ours, measure, read_share, verify_chain
+from sandbox.timing import ONCE, SLOPE_GAP, Effort, Measured, Rival, as_ours, measure, read_share, verify_chain
 
 if TYPE_CHECKING:
     from sandbox.judge import Judge
@@ -35,7 +36,15 @@ if TYPE_CHECKING:
 LOG_CHARS = 6000
 NOISE = 1.5  # an interval of the step time wider than this ratio says more about the machine than about the candidate
 MIN_CLEAR = 0.1  # share of the steps asked about, over all timed chains, that could be compared (see verify_chain)
+DEVICE_CLOCK = "parent, wall: the slope over chains of two secret lengths; device events are the candidate's word, within 5 % of it"
+MOST_KINDS = 24  # kinds of launches that a record names
+DEVICE_GAP = 0.05  # the same as SLOPE_GAP, where events on a device make the time
 SPARE_ROWS = 64  # cache rows beyond the context that a candidate must have room for
+
+
+def launches_of(kinds: Mapping[str, float]) -> float:
+    """Launches per step: kernels, copies and sets on the device; a graph counts by what it launches."""
+    return sum(n for kind, n in kinds.items() if kind not in ("graph", ONCE))
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,8 @@ class JudgeLimits:
     rivals: tuple[str, ...] = ()
     timed: bool = True
     stage_repeats: int = 15
+    max_launches: int | None = None  # instead of the problem's: to look at somebody's kernel, never to admit it
+    graphs: bool = False  # allow graphs where the problem denies them
 
 
 class Judgement:
@@ -66,6 +77,9 @@ class Judgement:
         self.cases: list[CaseResult] = []
         self.times: Times | None = None
         self.dispatches: float | None = None
+        self.launches: dict[str, float] = {}
+        self.facts: list[dict[str, Any]] = []
+        self.built = False
         self.compile_seconds = 0.0
         self.load_seconds: list[float] = []
         self.peak = 0
@@ -81,22 +95,32 @@ class Judgement:
             problem=self.problem.name, size=self.problem.size, candidate=c.id, candidate_name=c.name, role=c.role, node=c.node,
             environment=self.place.environment, purpose=purpose, attempt=attempt, status=self.status, standing=self.standing,
             cases=tuple(self.cases) if wrong or self.status is Status.PASSED else (), times=self.times, dispatches_per_step=self.dispatches,
-            dispatch_evidence="runtime" if self.dispatches is not None else "", dispatch_policy=self.problem.spec.max_dispatches,
+            dispatch_evidence="" if self.dispatches is None else "profiler" if self.launches else "runtime",
+            dispatch_policy=self.problem.spec.max_launches if self.place.device is not None else self.problem.spec.max_dispatches,
+            launches=self.launches, device_facts=tuple(self.facts),
             compile_seconds=self.compile_seconds, load_seconds=statistics.median(self.load_seconds) if self.load_seconds else 0.0,
             peak_bytes=self.peak, log=self.log[-LOG_CHARS:], seconds=seconds, load_average=os.getloadavg()[0],
         )  # fmt: skip
 
+    def look_at_device(self, when: str) -> None:
+        """Note clocks, power and other users of the device."""
+        if self.place.device is not None:
+            self.facts.append(read_facts(self.place.device, when).model_dump(mode="json"))
+
     def judge(self) -> None:
-        if self.candidate.target != "cpu":
-            raise UnavailableError(f"this judge runs candidates for cpu; '{self.candidate.name}' is for {self.candidate.target}")
+        target = "cuda" if self.place.device is not None else "cpu"
+        if self.candidate.target != target:
+            raise UnavailableError(f"this judge runs candidates for {target}; '{self.candidate.name}' is for {self.candidate.target}")
+        if target == "cuda" and self.candidate.language != "python":
+            raise UnavailableError("for cuda, solutions in Python are judged; assembled CUDA kernels come with the CUDA emitter")
         if self.candidate.role == "stage" and self.candidate.node not in self.problem.graph.by_name:
             raise CompileFailed(f"the problem has no stage '{self.candidate.node}'")
-        compiled = self.place.compile(self.candidate)
-        self.library, self.compile_seconds = compiled.path, compiled.seconds
+        self.made, self.compile_seconds = self.place.made(self.candidate, self.problem, self.limits)
+        self.built = True
         (self.judge_stage if self.candidate.role == "stage" else self.judge_solution)()
 
     def open(self, overlay: Path | None = None) -> ChildProcess:
-        return self.place.open_candidate(self.candidate, self.library, self.problem, self.limits, overlay, self.load_seconds)
+        return self.place.open(self.candidate, self.made, self.problem, self.limits, overlay, self.load_seconds)
 
     @property
     def rows(self) -> int:
@@ -189,10 +213,11 @@ class Judgement:
             self.place.progress(f"  {self.candidate.name}: checking under {', '.join(c.name for c in prepared)} weights")
             for check in prepared:
                 with working(self.place.cpus), contextlib.closing(self.open(check.overlay)) as child:
-                    before = child.dispatches(self.limits.step_s)
+                    before = child.dispatches(self.limits.step_s) if child.counts_dispatches else 0
                     self.cases += run_cases(child, self.problem, check, self.rows, self.limits.step_s)
-                    steps = sum(c.steps for c in check.check.cases)
-                    self.dispatches = max(self.dispatches or 0.0, (child.dispatches(self.limits.step_s) - before) / steps)
+                    if child.counts_dispatches:
+                        steps = sum(c.steps for c in check.check.cases)
+                        self.dispatches = max(self.dispatches or 0.0, (child.dispatches(self.limits.step_s) - before) / steps)
                     self.saw(child)
             if not all(c.ok for c in self.cases):
                 self.status, self.log = Status.WRONG, explain(self.cases)
@@ -221,8 +246,8 @@ class Judgement:
             for name in limits.rivals
         ]
         for name, other in self.incumbents.items():  # compiled before the clock: a compiler beside a timing would be waited for
-            library = as_ours(functools.partial(place.compile, other)).path
-            rivals.append(Rival(name, functools.partial(place.open_candidate, other, library, problem, limits)))
+            made, _ = as_ours(functools.partial(place.made, other, problem, limits))
+            rivals.append(Rival(name, functools.partial(place.open, other, made, problem, limits)))
         secret = secrets.SystemRandom()
         usable = [(c.name, c.overlay, c.check.weights) for c in prepared if c.context == problem.context]
         usable = usable or [("ordinary", None, place.weights(problem))]
@@ -230,8 +255,11 @@ class Judgement:
         while len(drawn) < limits.effort.processes:
             drawn += secret.sample(usable, len(usable))
         turn, compared, asked = iter(drawn), 0, 0
+        self.look_at_device("before timing")
         with timing(place.cpus):
-            measured = measure(problem, lambda: self.open(next(turn)[1]), rivals, limits.effort, limits.step_s, self.rows, place.progress)
+            measured = measure(problem, lambda: self.open(next(turn)[1]), rivals, limits.effort, limits.step_s, self.rows,
+                               [name for name, _, _ in drawn], place.device is not None, place.progress)  # fmt: skip
+        self.look_at_device("after timing")
         # Where the truth costs more than the candidate, one chain to its end and a share of the others; nobody knows which before.
         whole, share_of = secret.randrange(len(measured.chains)), problem.spec.verified_steps.get(problem.size)
         for number, ((case, steps, collected), (name, _, weights)) in enumerate(zip(measured.chains, drawn, strict=False)):
@@ -243,14 +271,43 @@ class Judgement:
             if fault:
                 self.fail(Status.CHEATING, f"right when checked, wrong when timed, under {name} weights: {fault}")
                 return
-        self.dispatches = max(self.dispatches or 0.0, *measured.dispatches)
-        if self.too_many_dispatches():
+        if measured.dispatches:
+            self.dispatches = max(self.dispatches or 0.0, *measured.dispatches)
+        if self.too_many_dispatches() or not self.count_launches(measured):
             return
-        with timing(place.cpus), contextlib.closing(self.open()) as child:
-            phases, share = self.inspect(child)
-            self.saw(child)
-        self.times = Times(step_seconds=measured.step_interval(), vs=measured.speedups(), read_pass_share=share, phases=phases)
+        phases: tuple[PhaseTime, ...] = ()
+        share = None
+        if self.candidate.plan is not None:
+            with timing(place.cpus), contextlib.closing(self.open()) as child:
+                phases, share = self.inspect(child)
+                self.saw(child)
+        once = statistics.median(measured.once) if measured.once else None
+        clock = {"clock": DEVICE_CLOCK} if place.device is not None else {}
+        self.times = Times(step_seconds=measured.step_interval(), vs=measured.speedups(), device_seconds=measured.device_interval(),
+                           once_seconds=once, **clock,
+                           read_pass_share=share, phases=phases)  # fmt: skip
         self.standing = self.settle(measured, share, compared < asked * MIN_CLEAR)
+
+    def count_launches(self, measured: Measured) -> bool:
+        """The gate on launches of a device: what the profiler counted on the timed path against what the problem allows. The largest
+        count of all processes stands; without a count nothing passes."""
+        if self.place.device is None:
+            return True
+        if not measured.launches or not all(measured.launches):
+            self.fail(Status.UNAVAILABLE, "the profiler saw no work on the device in a timed chain, so launches cannot be counted")
+            return False
+        most = max(measured.launches, key=launches_of)
+        self.launches = {kind: round(n, 4) for kind, n in sorted(most.items(), key=lambda entry: -entry[1])[:MOST_KINDS]}
+        self.dispatches, graphs = round(launches_of(most), 4), most.get("graph", 0.0)
+        spec = self.problem.spec
+        allowed = self.limits.max_launches if self.limits.max_launches is not None else spec.max_launches
+        if graphs and spec.graphs == "denied" and not self.limits.graphs:
+            self.fail(Status.RULE_BROKEN, f"{graphs:g} graph launches per step; the problem denies graphs")
+            return False
+        if allowed is not None and self.dispatches > allowed:
+            self.fail(Status.RULE_BROKEN, f"{self.dispatches:g} launches per step ({self.launches}); the problem allows {allowed}")
+            return False
+        return True
 
     def settle(self, measured: Measured, share: Interval | None, unclear: bool) -> Standing:
         """Confirmed only if measured over five process pairs, the slope agrees with the mean, and no byte bound is beaten."""
@@ -265,16 +322,14 @@ class Judgement:
             self.log = (f"quarantined: the step time spreads from {1e6 * step.low:.0f} to {1e6 * step.high:.0f} us between processes; "
                         "measure again on a quiet machine")  # fmt: skip
             return Standing.QUARANTINED
-        gap = measured.slope_gap()
-        if gap > SLOPE_GAP:
-            self.log = f"quarantined: the slope over chain lengths lies {gap:.0%} above the mean step time (allowed {SLOPE_GAP:.0%})"
+        gap, allowed = measured.slope_gap(), SLOPE_GAP if self.place.device is None else DEVICE_GAP
+        if gap > allowed:
+            self.log = f"quarantined: the slope over chain lengths lies {gap:.0%} above the reported step time (allowed {allowed:.0%})"
             return Standing.QUARANTINED
         return Standing.CONFIRMED if len(measured.own) >= 5 else Standing.PROVISIONAL
 
     def inspect(self, child: ChildProcess) -> tuple[tuple[PhaseTime, ...], Interval | None]:
         """Stamps per phase and the share of the read pass, where the candidate is one of our assembled kernels."""
-        if self.candidate.plan is None:
-            return (), None
         share, _ = read_share(child, self.problem, self.limits.effort, self.rows, self.limits.step_s)
         with child.reading("describe"):
             described = json.loads(child.call("describe", self.limits.step_s)["text"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
+import math
 import os
 import secrets
 import sys
@@ -12,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from filelock import FileLock
@@ -51,7 +53,11 @@ class ProblemSpec(Frozen):
     title: str
     sizes: dict[str, str]
     feed: dict[str, str]  # output -> input of the next step of a chain
-    max_dispatches: int | None = None
+    contract: Literal["step", "forward"] = "step"  # what a solution.py offers: Model.step(hidden, state) or Model.forward(inputs)
+    contract_files: tuple[str, ...] = ("definition.py", "contract.py")  # shown to a solution's process, and nothing else of the package
+    max_dispatches: int | None = None  # of our runtime's team, per step
+    max_launches: int | None = None  # of a device, per step, by the profiler
+    graphs: Literal["allowed", "denied"] = "allowed"
     verified_steps: dict[str, int] = {}  # size -> steps of a timed chain compared with the truth, where the whole chain takes too long
     baselines: dict[str, Baseline]
     plans: tuple[str, ...] = ()
@@ -103,6 +109,26 @@ class Problem:
         return graph
 
     @property
+    def interface(self) -> ModuleType:
+        """The package's `interface` module: starts, outputs, the truth of a chain."""
+        return self.module("interface")
+
+    @functools.cached_property
+    def outputs(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
+        """(torch dtype, shape) of every output of a step."""
+        found: dict[str, tuple[Any, tuple[int, ...]]] = self.interface.outputs(self.dims)
+        return found
+
+    @functools.cached_property
+    def output_bytes(self) -> dict[str, int]:
+        """Bytes of every output of a step."""
+        return {name: dtype.itemsize * math.prod(shape) for name, (dtype, shape) in self.outputs.items()}
+
+    def contract_sources(self) -> dict[str, bytes]:
+        """The files of the package that a solution's process needs."""
+        return {name: (self.folder / name).read_bytes() for name in ("__init__.py", *self.spec.contract_files)}
+
+    @property
     def context(self) -> int:
         """Cached rows before the step, as the problem is usually run."""
         return int(self.dims.context)
@@ -120,8 +146,15 @@ class Problem:
         """Hash of the files that decide how weights are drawn: a cached file of another hash is another file."""
         digest = hashlib.sha256()
         for name in ("definition.py", "quant.py"):
-            digest.update((self.folder / name).read_bytes())
+            path = self.folder / name
+            digest.update(path.read_bytes() if path.exists() else b"")
         return digest.hexdigest()[:12]
+
+    @property
+    def _weights_size(self) -> str:
+        """The first size that differs from this one in its context alone: weights do not depend on it."""
+        sizes: dict[str, Any] = self.module("definition").SIZES
+        return next(name for name, dims in sizes.items() if dataclasses.replace(dims, context=self.context) == self.dims)
 
     def weights_file(self, cache: Path) -> Path:
         """Weights of this size, drawn once from a secret seed that nobody keeps, then cached (safetensors).
@@ -132,7 +165,7 @@ class Problem:
 
         folder = cache / "weights"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = folder / f"{self.name}-{self.size}-{self.drawing_hash}.safetensors"
+        path = folder / f"{self.name}-{self._weights_size}-{self.drawing_hash}.safetensors"
         with FileLock(f"{path}.lock"):
             if not path.exists():
                 weights = self.module("definition").make_weights(self.dims, secrets.randbits(62))

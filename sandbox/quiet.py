@@ -1,4 +1,4 @@
-"""Quiet: while one evaluation is timed on a set of CPUs, nothing else of ours works there.
+"""Quiet: while one evaluation is timed on a set of CPUs or a GPU, nothing else of ours works there.
 
 Locks are the kernel's (flock on one file per CPU), so a dead owner cannot hold one, and they hold across processes, Ray
 workers and campaigns of one machine. `working` is shared, `timing` exclusive; a gate beside each lock keeps a stream of
@@ -42,12 +42,12 @@ def _open(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _held(cpus: Sequence[int], mode: int) -> Iterator[None]:
-    """The locks of these CPUs in ascending order, so that two holders never wait for each other."""
+def _held(what: Sequence[int | str], mode: int) -> Iterator[None]:
+    """The locks of these CPUs or devices in ascending order, so that two holders never wait for each other."""
     folder = lock_folder()
     with contextlib.ExitStack() as stack:
-        for cpu in sorted(set(cpus)):
-            gate, lock = (_open(folder / f"{cpu}.{kind}") for kind in ("gate", "lock"))
+        for name in sorted(set(what)):
+            gate, lock = (_open(folder / f"{name}.{kind}") for kind in ("gate", "lock"))
             stack.callback(os.close, lock)
             try:
                 fcntl.flock(gate, fcntl.LOCK_EX)
@@ -68,6 +68,11 @@ def working(cpus: Sequence[int]) -> contextlib.AbstractContextManager[None]:
 def timing(cpus: Sequence[int]) -> contextlib.AbstractContextManager[None]:
     """These CPUs for oneself, to time on them."""
     return _held(cpus, fcntl.LOCK_EX)
+
+
+def on_device(uuid: str) -> contextlib.AbstractContextManager[None]:
+    """A GPU for oneself: what is judged on it shares it with nothing of ours."""
+    return _held([uuid], fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 import torch
 
 from sandbox.box_errors import BoxError, ChildError, CompileFailed, CompileLimit
-from sandbox.checking import cache_pads, case_file, to_tensor
-from sandbox.child_process import ChildProcess, Collected
+from sandbox.checking import cache_pads, case_file, state_of, step_outputs
+from sandbox.child_process import ChainTimes, ChildProcess, Collected
 from sandbox.evaluation import Interval
 from sandbox.intervals import interval, ratios
 from sandbox.problem import Problem
@@ -32,6 +32,7 @@ T = TypeVar("T")
 SETTLE_S = 0.02  # between two timed chains: the other side's threads go to sleep
 SLOPE_GAP = 0.10
 CHAIN_S = 0.03  # a long chain of this length is timed to about a percent: a pipe and waking the team cost 0.1 ms
+ONCE = "once per chain"
 LEAST_CHAIN = 16  # steps
 
 
@@ -72,7 +73,10 @@ class Measured:
     short: list[tuple[int, float]] = field(default_factory=list)
     long: list[tuple[int, float]] = field(default_factory=list)
     chains: list[tuple[Any, int, Collected]] = field(default_factory=list)  # one verified chain a process
-    dispatches: list[float] = field(default_factory=list)  # per step on the timed path, one count a process
+    dispatches: list[float] = field(default_factory=list)  # per step on the timed path, one count a process, by our runtime
+    launches: list[dict[str, float]] = field(default_factory=list)  # per step, by kind or kernel, one count a process, by the profiler
+    device: list[list[float]] = field(default_factory=list)  # seconds per step between device events: the slope over two chains, by process
+    once: list[float] = field(default_factory=list)  # seconds between device events that a chain costs beside its steps
 
     def step_interval(self) -> Interval:
         """Seconds per step."""
@@ -82,36 +86,36 @@ class Measured:
         """Rival seconds over candidate seconds, by rival."""
         return {name: interval(ratios(groups), f"speedup vs {name}") for name, groups in self.pairs.items()}
 
+    def device_interval(self) -> Interval | None:
+        """Seconds per step between device events, as the candidate's process says."""
+        return interval(self.device, "seconds per step between device events") if any(self.device) else None
+
     def slope_gap(self) -> float:
-        """How far the slope of wall time over chain length lies above the mean time of a long chain, as a fraction of it.
+        """How far the slope of wall time over chain length lies above the time we report (the same slope between device events, or the
+        mean of a long chain), as a fraction of it.
 
         What a chain costs once (waking the threads, the pipe) makes the mean larger than the slope: the time we report is
         then too long, never too short. A slope above the mean says that part of a chain's work was not in its time."""
         slopes = []
         for (n1, t1), (n2, t2) in zip(self.short, self.long, strict=True):
             slopes.append((t2 - t1) / (n2 - n1))
-        mean = statistics.median(t / n for n, t in self.long)
+        mean = statistics.median([s for group in self.device for s in group] or [t / n for n, t in self.long])
+        if mean <= 0:
+            return math.inf
         return (statistics.median(slopes) - mean) / mean
 
 
-def one_chain(child: ChildProcess, problem: Problem, steps: int, rows: int, timeout: float) -> tuple[float, Any]:
-    """Wall seconds of one chain on a fresh case, and the case. The token is junk until the clock runs."""
+def one_chain(child: ChildProcess, problem: Problem, steps: int, rows: int, timeout: float, probe: str = "ordinary",
+              profile: bool = False) -> tuple[ChainTimes, Any]:  # fmt: skip
+    """One timed chain on a fresh start (drawn as for `probe`), and the start. The inputs are zeros until the clock runs."""
     context = problem.context
-    token, state = problem.module("definition").make_case(problem.dims, context, secrets.randbits(40))
-    case = _Start(token, state)
-    decoy = _Start(torch.zeros_like(token), state)
-    child.prepare("timed", case_file(decoy), {"hidden": 2 * problem.dims.hidden},
-                  capacity_pad=cache_pads(problem, state, rows))  # fmt: skip
+    start = problem.interface.start(problem.dims, context, secrets.randbits(40), probe)
+    decoy = {name: torch.zeros_like(tensor) for name, tensor in start.inputs.items()}
+    child.prepare("timed", case_file(decoy, start.state), problem.output_bytes, capacity_pad=cache_pads(problem, start.state, rows))
     time.sleep(SETTLE_S)
-    fresh = {"token": token.view(torch.uint8).numpy().tobytes()}
-    times = child.run_chain("timed", steps=steps, position=context, feed=problem.spec.feed, fresh=fresh, timeout=timeout)
-    return times.outside_ns / 1e9, case
-
-
-@dataclass(frozen=True)
-class _Start:
-    token: torch.Tensor
-    state: Mapping[str, torch.Tensor]
+    fresh = {name: tensor.contiguous().view(torch.uint8).numpy().tobytes() for name, tensor in start.inputs.items()}
+    times = child.run_chain("timed", steps=steps, position=context, feed=problem.spec.feed, fresh=fresh, profile=profile, timeout=timeout)
+    return times, start
 
 
 def as_ours(act: Callable[[], T]) -> T:
@@ -122,22 +126,34 @@ def as_ours(act: Callable[[], T]) -> T:
         raise BoxError(f"a rival failed, so there is nothing to compare with: {error}") from error
 
 
+def launches_per_step(short: tuple[int, Mapping[str, int]], long: tuple[int, Mapping[str, int]]) -> dict[str, float]:
+    """Launches by kind from the counts of two chains: what grows with the steps, and beside it (`ONCE`) what a chain costs once."""
+    (n1, few), (n2, many) = short, long
+    kinds = {kind: (many.get(kind, 0) - few.get(kind, 0)) / (n2 - n1) for kind in {*few, *many}}
+    once = sum(many.values()) - many.get("graph", 0) - n2 * sum(n for kind, n in kinds.items() if kind != "graph")
+    return {kind: n for kind, n in kinds.items() if n} | ({ONCE: once} if round(once, 6) else {})
+
+
 def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals: Sequence[Rival], effort: Effort, timeout: float,
-            rows: int, say: Callable[[str], None] = lambda text: None) -> Measured:  # fmt: skip
-    """Fresh processes, `effort.pairs` interleaved rounds in each; the order of a round alternates."""
+            rows: int, probes: Sequence[str], on_device: bool = False, say: Callable[[str], None] = lambda text: None) -> Measured:  # fmt: skip
+    """Fresh processes, `effort.pairs` interleaved rounds in each; the order of a round alternates. probes: how the starts of each
+    process are drawn. on_device: device times and launches are taken too, instead of our runtime's dispatches."""
     out = Measured(pairs={r.name: [] for r in rivals})
     for number in range(effort.processes):
         say(f"  timing: process pair {number + 1} of {effort.processes}")
         with contextlib.ExitStack() as stack:
             child, others = _open_all(stack, open_candidate, rivals)
+            chain = functools.partial(one_chain, child, problem, rows=rows, timeout=timeout, probe=probes[number])
             own: list[float] = []
+            device: list[float] = []
             paired: dict[str, list[tuple[float, float]]] = {r.name: [] for r in rivals}
-            one_chain(child, problem, 2, rows, timeout)  # first touch of fresh memory is not the step
+            chain(2)  # first touch of fresh memory is not the step
             if number == 0:
-                effort = effort.for_step(one_chain(child, problem, 4, rows, timeout)[0] / 4)
+                effort = effort.for_step(chain(4)[0].seconds / 4)
             for _, other in others:
                 as_ours(lambda other=other: one_chain(other, problem, 1, rows, timeout))  # type: ignore[misc]
-            before, steps = child.dispatches(timeout), 0
+            counts = child.counts_dispatches
+            before, steps = child.dispatches(timeout) if counts else 0, 0
             keep = secrets.randbelow(effort.pairs)
             for round_ in range(effort.pairs):
                 lengths = (effort.short + secrets.randbelow(effort.spread + 1), effort.long + secrets.randbelow(effort.spread + 1))
@@ -147,29 +163,55 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
                 turns = [None, *others]
                 for turn in turns if round_ % 2 == 0 else reversed(turns):
                     if turn is None:
-                        short, _ = one_chain(child, problem, lengths[0], rows, timeout)
-                        long, case = one_chain(child, problem, lengths[1], rows, timeout)
-                        out.short.append((lengths[0], short))
-                        out.long.append((lengths[1], long))
-                        mine = long / lengths[1]
+                        short, _ = chain(lengths[0])
+                        long, start = chain(lengths[1])
+                        out.short.append((lengths[0], short.seconds))
+                        out.long.append((lengths[1], long.seconds))
+                        mine = _per_step(lengths, (short, long)) if on_device else long.seconds / lengths[1]
+                        if short.device_ns is not None and long.device_ns is not None:
+                            per_step = (long.device_ns - short.device_ns) / 1e9 / (lengths[1] - lengths[0])
+                            device.append(per_step)
+                            out.once.append(long.device_ns / 1e9 - lengths[1] * per_step)
                         steps += sum(lengths)
                         # Collected every time: its hash must be the one the child gave when the clock stopped.
                         collected = child.collect("timed", timeout)
                         if round_ == keep:
-                            out.chains.append((case, lengths[1], collected))
+                            out.chains.append((start, lengths[1], collected))
                     else:
                         rival, other = turn
-                        length = rival.steps or lengths[1]
-                        seconds, _ = as_ours(lambda: one_chain(other, problem, length, rows, timeout))  # noqa: B023
-                        theirs[rival.name] = seconds / length
+                        theirs[rival.name] = as_ours(lambda: _rival_seconds(rival, other, problem, lengths, on_device, rows, timeout))  # noqa: B023
                 own.append(mine)
                 for name, seconds in theirs.items():
                     paired[name].append((mine, seconds))
             out.own.append(own)
-            out.dispatches.append((child.dispatches(timeout) - before) / steps)
+            out.device.append(device)
+            if counts:
+                out.dispatches.append((child.dispatches(timeout) - before) / steps)
+            if on_device:
+                counted = []
+                for length in (effort.short, effort.long):
+                    length += secrets.randbelow(min(effort.spread, effort.long - effort.short - 1) + 1)
+                    counted.append((length, chain(length, profile=True)[0].launches or {}))
+                    child.collect("timed", timeout)
+                out.launches.append(launches_per_step(*counted))
             for name, group in paired.items():
                 out.pairs[name].append(group)
     return out
+
+
+def _per_step(lengths: tuple[int, int], chains: tuple[ChainTimes, ChainTimes]) -> float:
+    """Seconds per step by the parent's clock: what a chain costs once (adopting a state, waking a device) falls out."""
+    return max(1e-9, (chains[1].seconds - chains[0].seconds) / (lengths[1] - lengths[0]))
+
+
+def _rival_seconds(rival: Rival, child: ChildProcess, problem: Problem, lengths: tuple[int, int], on_device: bool, rows: int,
+                   timeout: float) -> float:  # fmt: skip
+    """Seconds per step of a rival, taken as the candidate's are."""
+    if on_device:
+        short, long = (one_chain(child, problem, n, rows, timeout)[0] for n in lengths)
+        return _per_step(lengths, (short, long))
+    length = rival.steps or lengths[1]
+    return one_chain(child, problem, length, rows, timeout)[0].seconds / length
 
 
 def _open_all(
@@ -191,56 +233,24 @@ def _open_all(
     return own.result(), [(r, f.result()) for r, f in zip(rivals, theirs, strict=True)]
 
 
-def verify_chain(problem: Problem, weights: Mapping[str, torch.Tensor], case: Any, steps: int, collected: Collected) -> tuple[str, int]:
+def verify_chain(problem: Problem, weights: Mapping[str, torch.Tensor], start: Any, steps: int, collected: Collected) -> tuple[str, int]:
     """Compare the first `steps` outputs of a timed chain with the truth: (what is wrong or "", steps that could be compared).
 
-    Truth and the bf16 baseline walk along the candidate's own tokens, so an error does not grow from step to step by
-    itself. Steps in which two experts nearly tie (as in `draw_case`) say nothing and are left out. Of the others the median
-    error must be at most twice the baseline's there, and none may exceed four times the baseline's worst."""
-    tolerance, reference = problem.module("tolerance"), problem.module("reference")
-    baseline = problem.module("baseline").MaterialisingBaseline(problem.dims, weights)
-    truth = reference.Truth(problem.dims, weights, torch.float32)
-    states = [{k: v.clone() for k, v in case.state.items()} for _ in range(2)]
-    token = case.token
-    own, honest = [], []
-    for i in range(steps):
-        trace: dict[str, Any] = {}
-        exact = truth.step(token, states[0], problem.context + i, trace)
-        rough = baseline.step(token, states[1], problem.context + i)
-        got = torch.frombuffer(bytearray(collected.outputs["hidden"][i]), dtype=torch.bfloat16)
-        if tolerance.routes_clearly(problem.dims, weights, trace):
-            own.append(tolerance.tensor_error(exact, got).relative)
-            honest.append(tolerance.tensor_error(exact, rough).relative)
-        token = got
-        if not bool(torch.isfinite(got).all()):
-            return f"step {i} of a timed chain has outputs that are not finite", i
-    # The first block's state depends on no routing, so it must be right whatever the experts did.
-    for name, exact_state in states[0].items():
-        if name.startswith("blocks.0.") and steps == len(collected.outputs["hidden"]):
-            got_state = to_tensor(collected.tensors[name], case.state[name].dtype, (-1, *case.state[name].shape[1:]))
-            rows = slice(0, exact_state.shape[0])
-            mine = tolerance.tensor_error(exact_state, got_state[rows]).relative
-            allowed = tolerance.RMS_FACTOR * max(
-                tolerance.tensor_error(exact_state, states[1][name][rows]).relative, tolerance.FLOORS["bf16"]
-            )
-            if not mine <= allowed:
-                return f"{name} after a timed chain of {steps} steps has a relative error of {mine:.3g}; allowed {allowed:.3g}", len(own)
-    if not own:
-        return "", 0
-    median, worst = tolerance.RMS_FACTOR * statistics.median(honest), 2 * tolerance.RMS_FACTOR * max(honest)
-    if statistics.median(own) <= median and max(own) <= worst:
-        return "", len(own)
-    return (f"{len(own)} steps of a timed chain have relative errors of {statistics.median(own):.3g} (median) and {max(own):.3g} (worst); "
-            f"allowed {median:.3g} and {worst:.3g}"), len(own)  # fmt: skip
+    The problem's own rule (`interface.verify_chain`): truth and the bf16 baseline walk along the candidate's own outputs, so an error
+    does not grow from step to step by itself. The state is compared where the chain is, to its end."""
+    outputs = [step_outputs(problem, collected, i) for i in range(steps)]
+    whole = steps == len(next(iter(collected.outputs.values())))
+    state = state_of(start.state, collected) if whole else None
+    found: tuple[str, int] = problem.interface.verify_chain(problem.dims, weights, start, problem.context, outputs, state)
+    return found
 
 
 def read_share(child: ChildProcess, problem: Problem, effort: Effort, rows: int, timeout: float) -> tuple[Interval, dict[int, float]]:
     """Fastest read-only pass over the same pages by the same threads / step, interleaved in one process (child's clock).
 
     Every read variant is tried; the fastest one is the denominator's rival. Also returns median seconds by variant."""
-    token, state = problem.module("definition").make_case(problem.dims, problem.context, secrets.randbits(40))
-    child.prepare("read", case_file(_Start(token, state)), {"hidden": 2 * problem.dims.hidden},
-                  capacity_pad=cache_pads(problem, state, rows))  # fmt: skip
+    start = problem.interface.start(problem.dims, problem.context, secrets.randbits(40), "ordinary")
+    child.prepare("read", case_file(start.inputs, start.state), problem.output_bytes, capacity_pad=cache_pads(problem, start.state, rows))
     child.run_chain("read", steps=1, position=problem.context, timeout=timeout)
     medians, best = {}, None
     for variant in (0, 1, 2):

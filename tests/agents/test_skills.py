@@ -16,7 +16,6 @@ from agents.skills import (
     SKILLS,
     Offer,
     SkillError,
-    choices,
     choose,
     compile_faults,
     lint,
@@ -83,7 +82,7 @@ def test_every_kind_has_a_fast_one_and_an_oracle() -> None:
         assert len(starts) <= 1
 
 
-# -- knobs and choices --------------------------------------------------------------------------------------------------------
+# -- knobs and what is chosen -------------------------------------------------------------------------------------------------
 
 
 def offer_with_knobs(tmp_path: Path) -> Offer:
@@ -107,14 +106,6 @@ def test_with_knobs_keeps_to_the_manifest(tmp_path: Path) -> None:
         offer.with_knobs(A=3)
     with pytest.raises(SkillError, match=r"no knob 'C'; it has \['A', 'B'\]"):
         offer.with_knobs(C=3)
-
-
-def test_choices_leave_oracles_out_unless_asked(tmp_path: Path) -> None:
-    write_skill(tmp_path, ENTRY)
-    offers = load_offers([SKILLS, tmp_path])
-    assert [m.name for m in choices(offers, "topk", "cpu")] == ["moe-router/rank", "mine/fast"]
-    assert [m.name for m in choices(offers, "topk", "cpu", oracles=True)] == ["moe-router/rank", "moe-router/scalar", "mine/fast"]
-    assert choices(offers, "topk", "cuda") == []
 
 
 def test_plain_is_the_marked_one_else_the_first_fast_one_else_the_oracle(tmp_path: Path) -> None:

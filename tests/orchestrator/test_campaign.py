@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.kill_campaign import still_running
 from sandbox.evaluation import read_chain
 from tests.orchestrator.campaign_kit import REPO, SMOKE, call, command, events, reconcile, run_folder
 
@@ -83,20 +84,6 @@ def test_a_finished_campaign_is_followed_by_a_new_one(finished: tuple[Path, dict
     assert (run_folder(home) / "report.html").exists()
 
 
-def children_of_boxes() -> list[str]:
-    """Command lines of processes that run in a box of ours."""
-    out = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if "bwrap" in line and "kernelbraid" in line:
-                out.append(line)
-    return out
-
-
 def test_killed_at_random_moments_it_goes_on_and_ends(tmp_path: Path) -> None:
     """SIGKILL to the driver, twice; the same command then finishes what was begun, and nothing is judged twice."""
     moments = random.Random(os.getpid())
@@ -106,9 +93,9 @@ def test_killed_at_random_moments_it_goes_on_and_ends(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         deadline = time.monotonic() + 5
-        while children_of_boxes() and time.monotonic() < deadline:
+        while still_running(actors=False) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not children_of_boxes(), "a candidate outlived the judge"
+        assert not still_running(actors=False), "a candidate outlived the judge"
     done = call("--campaign", str(SMOKE), home=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "runs").glob("*-*-????"))) == 1, "it went on in the same folder"

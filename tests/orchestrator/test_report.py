@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report import ReportError, Run, digits, said, write_report
+from orchestrator.report import ReportError, figures, write_report
+from orchestrator.report_data import Run, digits, said
 from sandbox.evaluation import Interval
 from tests.orchestrator.run_folder_kit import Builder, build
 
@@ -75,11 +76,11 @@ def test_specialists_and_memory_are_counted(done: Path) -> None:
 
 
 def test_the_curve_and_the_phases(done: Path) -> None:
-    figures = Run(done).figures
-    assert [round(p["y"], 3) for p in figures["points"]] == [1.0, 1.18, 1.322, 1.441]
-    assert [p["n"] for p in figures["points"]] == sorted(p["n"] for p in figures["points"])
-    assert figures["final"]["y"] < figures["points"][-1]["y"], "measured, not the product"
-    start, final = figures["phases"]
+    shown = figures(Run(done))
+    assert [round(p["y"], 3) for p in shown["points"]] == [1.0, 1.18, 1.322, 1.441]
+    assert [p["n"] for p in shown["points"]] == sorted(p["n"] for p in shown["points"])
+    assert shown["final"]["y"] < shown["points"][-1]["y"], "measured, not the product"
+    start, final = shown["phases"]
     assert {r["name"]: r["n"] for r in final["rows"]} == {"kda.heads": 2, "moe.experts": 3, "mla.heads": 1, "emit": 1}
     assert len(start["rows"]) == 13
     assert sum(r["floor"] for r in final["rows"]) <= sum(r["stamped"] for r in final["rows"])

@@ -15,9 +15,9 @@ from sandbox.box_errors import (
     ChildRefused,
     NoWallsError,
 )
-from sandbox.child_process import ChildProcess
 from sandbox.isolation import Limits
 from sandbox.raw_tensors import parse_tensors
+from sandbox.torch_process import TorchProcess
 from sandbox.walls import Level, probe_walls
 from tests.sandbox.child_kit import (
     CASE,
@@ -194,8 +194,8 @@ def test_the_torch_child_speaks_the_same_protocol(tmp_path: Path) -> None:
     safetensors.save_file({"w": torch.ones(4, dtype=torch.bfloat16)}, weights)
     case = safetensors.save({"token": torch.zeros(4, dtype=torch.bfloat16), "rows": torch.zeros(2, 4, dtype=torch.bfloat16)})
     limits = Limits(wall_s=120, cpu_s=60, memory_bytes=2 << 30, processes=32)
-    with ChildProcess.for_torch(probe_walls(), limits, problem=problem, weights=[weights], threads=1) as child:
-        child.load_torch(problem=problem, module="adding", name="Adding", size={"n": 4}, threads=1)
+    with TorchProcess.for_baseline(probe_walls(), limits, problem=problem, weights=[weights], threads=1) as child:
+        child.load_torch(module="adding", name="Adding", size={"n": 4}, threads=1, inputs=["token"], outputs={"hidden": ("BF16", (4,))})
         child.prepare("a", case, {"hidden": 8}, capacity_pad={"rows": 16})
         fresh = bytes(torch.full((4,), 2.0, dtype=torch.bfloat16).view(torch.uint8).numpy())
         times = child.run_chain("a", steps=2, position=2, feed={"hidden": "token"}, fresh={"token": fresh})

@@ -7,6 +7,7 @@ weights and on every probe.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from .probes import probe_overlays
 from .reference import Truth
 from .tolerance import Case, Check, Outcome, Step, case_errors, chain, prepare_check, truth_dtype, violations
 
+EACH_WEIGHT_MAX_HIDDEN = 256  # above it, one truth per weight tensor takes too long
 # One crippled answer to a case under a check's weights.
 Answer = Callable[[Check, Case], Outcome]
 
@@ -140,3 +142,9 @@ def check_admission(dims: Dims, weights: Mapping[str, Tensor], checks: Sequence[
         seen = first_sighting(checks, answer)
         results.append(AdmissionResult(name, bool(seen), seen or "no output, state or probe shows it"))
     return results
+
+
+def admit(dims: Dims, weights: Mapping[str, Tensor], secret: int) -> list[AdmissionResult]:
+    """All demands on the problem, on one fresh case per set of weights."""
+    checks = build_checks(dims, weights, [secrets.randbits(40)], dims.context, secret)
+    return check_admission(dims, weights, checks, each_weight=dims.hidden <= EACH_WEIGHT_MAX_HIDDEN)

@@ -95,7 +95,8 @@ SMALL = replace(FULL, hidden=1024, heads=16, kv_lora=256, experts=16, top_k=4, f
 NARROW = replace(SMALL, hidden=1536, heads=12, experts=24, top_k=6)
 TINY = replace(FULL, hidden=256, heads=4, kv_lora=128, experts=8, top_k=2, ffn=128, context=48)
 KDA_BLOCK = replace(SMALL, layers=("kda",), moe=False)
-SIZES = {"full": FULL, "small": SMALL, "narrow": NARROW, "tiny": TINY, "kda_block": KDA_BLOCK}
+FULL_8K, FULL_16K = replace(FULL, context=8192), replace(FULL, context=16384)
+SIZES = {"full": FULL, "full_8k": FULL_8K, "full_16k": FULL_16K, "small": SMALL, "narrow": NARROW, "tiny": TINY, "kda_block": KDA_BLOCK}
 
 
 @dataclass(frozen=True)

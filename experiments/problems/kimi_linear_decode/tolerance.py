@@ -75,6 +75,11 @@ class Case:
     seed: int
     expected: Outcome
 
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The inputs by name."""
+        return {"token": self.token}
+
 
 def truth_dtype(dims: Dims) -> torch.dtype:
     """float64 where it is affordable, else float32 (at "full" its error is 1e-3 of the bf16 error)."""
