@@ -24,8 +24,13 @@ app = typer.Typer(
 @app.callback()
 def problems(context: typer.Context) -> None:
     """List the problems, unless a command follows."""
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        list_problems()
+
+
+@app.command("list")
+def list_problems() -> None:
+    """List the problems with their sizes."""
     from sandbox.problem import PROBLEMS, Problem
 
     for path in sorted(PROBLEMS.glob("*/problem.yaml")):

@@ -57,7 +57,7 @@ def prepare_checks(problem: Problem, weights: Mapping[str, torch.Tensor], plan: 
         path = None
         if overlay:
             path = folder / f"probe-{secrets.token_hex(6)}.safetensors"
-            save_file({k: v.contiguous() for k, v in overlay.items()}, path)
+            save_file({k: v.contiguous().cpu() for k, v in overlay.items()}, path)
         check = tolerance.prepare_check(name, problem.dims, weights, overlay, seeds, context, plan.steps)
         return Prepared(name, check, path, context)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -81,7 +82,11 @@ class Judge:
         key = (problem.name, problem.size)
         if key not in self._weights:
             self._weights.clear()
-            self._weights[key] = problem.load_weights(self.cache)
+            loaded = problem.load_weights(self.cache)
+            if self.device is not None:  # truth and bounds are computed there, while no candidate runs
+                os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's order
+                loaded = {name: tensor.to(torch.device("cuda", self.device.index)) for name, tensor in loaded.items()}
+            self._weights[key] = loaded
         return self._weights[key]
 
     # -- children ------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ class Baseline:
 
     def call(self, inputs: Mapping[str, Tensor], state: dict[str, Tensor], position: int) -> dict[str, Tensor]:
         """{"y": bf16 [rows, d]} of {"x": bf16 [rows, d]}."""
-        x, w = inputs["x"], self._w
+        w = self._w
+        x = inputs["x"].to(w["norm.weight"].device)
         wide = x.float()
         n = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * w["norm.weight"].float()).bfloat16()
         act = functional.silu(functional.linear(n, w["gate.weight"])) * functional.linear(n, w["up.weight"])

@@ -55,11 +55,16 @@ def make_input(dims: Dims, seed: int, kind: str = "ordinary") -> Tensor:
         x /= 512  # its mean square is near EPS
     elif kind == "shifted":
         x += 5
-    elif kind == "odd_rows":  # a constant row, one that is zero but for one element, and one of a few large elements
-        x[0] = 0.75
-        x[1] = 0
-        x[1, int(torch.randint(dims.d, (1,), generator=g))] = 3
-        x[2] *= (torch.rand(dims.d, generator=g) < 0.02) * 6
+    elif kind == "odd_rows":  # constant; zero but for one element; a few large elements; all zero: which is which, the seed says
+        odd = torch.zeros(4, dims.d)
+        odd[0] = 0.75
+        odd[1, int(torch.randint(dims.d, (1,), generator=g))] = 3
+        odd[2] = torch.randn(dims.d, generator=g) * (torch.rand(dims.d, generator=g) < 0.02) * 6
+        which = torch.randperm(dims.rows, generator=g)[:4]
+        x[which] = odd[: len(which)]
+    elif kind == "mixed_sizes":  # a factor of a million between the smallest row and the largest
+        size = torch.logspace(-3, 3, dims.rows)[torch.randperm(dims.rows, generator=g)]
+        x *= (size / x.square().mean(dim=1).sqrt())[:, None]
     elif kind == "sorted":
         x = x.sort(dim=1).values
     return x.bfloat16()

@@ -18,14 +18,14 @@ def truth_dtype(dims: Dims) -> torch.dtype:
 
 
 class Truth:
-    """y [rows, d] of x [rows, d] in the working dtype, on the device of the weights."""
+    """y [rows, d] of x [rows, d] in the working dtype, on the device of the weights wherever x is."""
 
     def __init__(self, dims: Dims, weights: Mapping[str, Tensor]) -> None:
         self._w = {name: tensor.to(truth_dtype(dims)) for name, tensor in weights.items()}
 
     def __call__(self, x: Tensor) -> Tensor:
         w = self._w
-        wide = x.to(w["norm.weight"].dtype)
+        wide = x.to(w["norm.weight"])
         n = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * w["norm.weight"]
         gate = n @ w["gate.weight"].T
         return wide + (gate * torch.sigmoid(gate) * (n @ w["up.weight"].T)) @ w["down.weight"].T

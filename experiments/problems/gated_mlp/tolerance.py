@@ -69,7 +69,8 @@ class Check:
 
 def tensor_error(expected: Tensor, actual: Tensor) -> TensorError:
     """Errors of the worst row; infinite if anything is not finite."""
-    want, got = expected.double(), actual.double()
+    want = expected.double()
+    got = actual.to(want)
     if got.shape != want.shape or not bool(torch.isfinite(got).all()):
         return TensorError(float("inf"), float("inf"))
     rms = want.square().mean(-1).sqrt().clamp_min(1e-30)
@@ -92,7 +93,7 @@ def prepare_check(name: str, dims: Dims, weights: Mapping[str, Tensor], overlay:
     cases, errors = [], []
     for seed in seeds:
         x = make_input(dims, seed, name)
-        expected = Outcome(chain_truth(truth, x, steps))
+        expected = Outcome(chain_truth(truth, x, steps).cpu())
         cases.append(Case({"x": x}, {}, context, steps, seed, expected))
         rough = x
         for _ in range(steps):

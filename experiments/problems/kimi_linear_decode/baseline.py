@@ -30,8 +30,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotate(x: Tensor, position: int, theta: float) -> Tensor:
     """Rotary embedding of bf16 [..., n] in interleaved pairs: float32 inside, bf16 out."""
     n = x.shape[-1]
-    frequency = theta ** (-torch.arange(0, n, 2, dtype=torch.float32) / n)
-    turn = torch.polar(torch.ones(n // 2), position * frequency)
+    frequency = theta ** (-torch.arange(0, n, 2, dtype=torch.float32, device=x.device) / n)
+    turn = torch.polar(torch.ones(n // 2, device=x.device), position * frequency)
     pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], n // 2, 2))
     return torch.view_as_real(pairs * turn).flatten(-2).to(BF16)
 
@@ -51,7 +51,8 @@ def append_cache(state: dict[str, Tensor], name: str, row: Tensor, position: int
 class _Scratch:
     """Buffers that outlive a step: fresh pages for every large temporary would double the step's time."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._held: dict[str, Tensor] = {}
 
     def take(self, role: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -59,7 +60,7 @@ class _Scratch:
         count = math.prod(shape)
         held = self._held.get(role)
         if held is None or held.numel() < count:
-            held = self._held[role] = torch.empty(count, dtype=dtype)
+            held = self._held[role] = torch.empty(count, dtype=dtype, device=self._device)
         return held[:count].view(shape)
 
 
@@ -69,7 +70,7 @@ class MaterialisingBaseline:
     def __init__(self, dims: Dims, weights: Mapping[str, Tensor]) -> None:
         self.dims = dims
         self.weights = weights
-        self._scratch = _Scratch()
+        self._scratch = _Scratch(next(iter(weights.values())).device)
         self._trace: dict[str, Tensor] | None = None
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor
 from .baseline import MaterialisingBaseline
 from .definition import Dims, make_case
 from .reference import Truth
-from .tolerance import FLOORS, RMS_FACTOR, Outcome, routes_clearly, tensor_error
+from .tolerance import FLOORS, RMS_FACTOR, Outcome, device_of, moved, routes_clearly, tensor_error
 
 MAX_SHARE = 0.3  # of the change of a later block's state over a chain; honest implementations stay below 0.1
 
@@ -73,14 +73,15 @@ def verify_chain(dims: Dims, weights: Mapping[str, Tensor], begun: Start, positi
     whole chain left, or None where only its first steps are given.
     """
     baseline, truth = MaterialisingBaseline(dims, weights), Truth(dims, weights, torch.float32)
-    states = [{k: v.clone() for k, v in begun.state.items()} for _ in range(2)]
-    token = begun.inputs["token"]
+    device = device_of(weights)
+    states = [{k: v.to(device, copy=True) for k, v in begun.state.items()} for _ in range(2)]
+    token = begun.inputs["token"].to(device)
     own, honest = [], []
     for i, step in enumerate(made):
         trace: dict[str, Any] = {}
         exact = truth.step(token, states[0], position + i, trace)
         rough = baseline.step(token, states[1], position + i)
-        got = step["hidden"]
+        got = step["hidden"].to(device)
         if not bool(torch.isfinite(got).all()):
             return f"step {i} of a timed chain has outputs that are not finite", i
         if routes_clearly(dims, weights, trace):
@@ -89,6 +90,7 @@ def verify_chain(dims: Dims, weights: Mapping[str, Tensor], begun: Start, positi
         token = got
     # The first block's state depends on no routing, so it must be right whatever the experts did. Later ones hold steps in which experts
     # nearly tied, so they can only be compared roughly: one expert more or less moves a step's share of them by a few percent.
+    states = [moved(left, torch.device("cpu")) for left in states]
     for name, exact_state in states[0].items():
         if state is not None and name.startswith("blocks.0."):
             rows = slice(0, exact_state.shape[0])

@@ -117,7 +117,7 @@ def rotate_pairs(x: Tensor, position: int, theta: float) -> Tensor:
     """Rotary embedding of the last axis in interleaved pairs (2j, 2j + 1), angle position * theta^(-2j/n)."""
     n = x.shape[-1]
     # The angles are made in float64 for every working dtype: they are part of the truth.
-    angles = position * theta ** (-torch.arange(0, n, 2, dtype=torch.float64) / n)
+    angles = position * theta ** (-torch.arange(0, n, 2, dtype=torch.float64, device=x.device) / n)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)

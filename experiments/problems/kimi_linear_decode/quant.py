@@ -52,7 +52,7 @@ def dequantise(w_q: Tensor, scales: Tensor, zeros: Tensor, dtype: torch.dtype, o
     """
     q = out
     if q is None:
-        q = torch.empty(*w_q.shape[:-2], 2 * w_q.shape[-2], w_q.shape[-1], dtype=dtype)
+        q = torch.empty(*w_q.shape[:-2], 2 * w_q.shape[-2], w_q.shape[-1], dtype=dtype, device=w_q.device)
     unpack_nibbles(w_q, q)
     grouped = q.view(*scales.shape[:-1], -1, q.shape[-1])
     grouped.sub_(zeros.to(dtype).unsqueeze(-2)).mul_(scales.to(dtype).unsqueeze(-2))

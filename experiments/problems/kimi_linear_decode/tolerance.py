@@ -63,6 +63,20 @@ class Outcome:
     hidden: Tensor
     state: dict[str, Tensor]
 
+    def cpu(self) -> Outcome:
+        """The same in the memory of the CPU."""
+        return Outcome(self.hidden.cpu(), moved(self.state, torch.device("cpu")))
+
+
+def moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Tensors on a device."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def device_of(weights: Mapping[str, Tensor]) -> torch.device:
+    """Where truth and baseline are computed: where the weights are."""
+    return next(iter(weights.values())).device
+
 
 @dataclass(frozen=True)
 class Case:
@@ -154,7 +168,8 @@ def draw_case(truth: Truth, context: int, seed: int, steps: int = 1, margin: flo
             clear.append(routes_clearly(dims, weights, trace, margin))
             return made
 
-        expected = chain(traced, token, state, context, steps)
+        device = device_of(weights)
+        expected = chain(traced, token.to(device), moved(state, device), context, steps).cpu()
         if all(clear) or margin <= 0:
             return Case(token, state, context, steps, used, expected)
     raise RuntimeError(f"no case of {REDRAWS} keeps a routing gap of {margin} over {steps} steps: use fewer steps or a smaller margin")
@@ -302,9 +317,13 @@ def prepare_check(
     margin: float = ROUTING_MARGIN,
 ) -> Check:
     """Draw the cases of `seeds` under the overlaid weights and calibrate on them."""
-    patched = {**weights, **overlay}
+    device = device_of(weights)
+    patched = {**weights, **moved(overlay, device)}
     truth = Truth(dims, patched, truth_dtype(dims))
     baseline = MaterialisingBaseline(dims, patched)
     cases = tuple(draw_case(truth, context, seed, steps, margin) for seed in seeds)
-    errors = [case_errors(case, chain(baseline.step, case.token, case.state, case.position, case.steps)) for case in cases]
+    errors = [
+        case_errors(case, chain(baseline.step, case.token.to(device), moved(case.state, device), case.position, case.steps).cpu())
+        for case in cases
+    ]
     return Check(name, patched, cases, bounds_of(dims, errors))
