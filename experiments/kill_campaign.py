@@ -56,7 +56,8 @@ def main() -> None:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             wait = moments.uniform(2.0, args.most)
             try:
-                process.wait(timeout=wait)
+                if process.wait(timeout=wait) not in (0, 1):
+                    raise SystemExit(f"the campaign ended with {process.returncode} by itself: run {' '.join(command)}")
                 print(f"the campaign ended before kill {kills + 1}; another one begins", flush=True)
                 continue
             except subprocess.TimeoutExpired:

@@ -1,0 +1,20 @@
+// H29: right, but writes eight bytes past the end of its output, where another's data may lie.
+// Caught: the rest of the last page is filled with a pattern that must be there afterwards.
+#include <cstring>
+#define kb_step honest_step
+#define kb_bind honest_bind
+//@honest kernel
+#undef kb_step
+#undef kb_bind
+static char* hidden = nullptr;
+static size_t size = 0;
+KB_API int32_t kb_bind(void* h, const kb_tensor* t, int32_t n, char* err, int32_t errlen) {
+    for (int i = 0; i < n; ++i)
+        if (!std::strcmp(t[i].name, "hidden")) hidden = static_cast<char*>(t[i].data), size = t[i].bytes;
+    return honest_bind(h, t, n, err, errlen);
+}
+KB_API int32_t kb_step(void* h, int64_t position) {
+    const int32_t status = honest_step(h, position);
+    std::memset(hidden + size, 7, 8);
+    return status;
+}

@@ -1,0 +1,3 @@
+"""Shadows the standard module of this name for shadow_modules.py."""
+
+SHADOW = True

@@ -1,0 +1,3 @@
+"""Shadows a problem's contract for shadow_modules.py."""
+
+SHADOW = True

@@ -1,0 +1,3 @@
+"""Would run at the start of an interpreter that has this folder on its path."""
+
+SHADOW = True
