@@ -35,6 +35,7 @@ from sandbox.timing import Effort
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "cheats"
 KERNEL, ABI = "//@honest kernel", "//@minimal abi"  # lines of a C++ cheat that stand for other sources
 NO_GAIN, QUARANTINED = "no gain", "quarantined"  # endings beside the statuses
+NO_CLAIM = "no claim"  # it passes, but what it lies about is recorded as its own word, and nothing may rest on it
 TWINS = {"cpp": "cpp/honest_kernel.cpp", "python": "python/honest_plain.py"}
 GPU_TWIN = "gpu/honest_torch.py"
 
@@ -43,7 +44,8 @@ class Cheat(Frozen):
     """One candidate of the red team.
 
     `caught` names the endings that count as caught: statuses of an Evaluation; "quarantined"; "no gain": it passes, and is at most
-    `most_gain` times as fast as its honest twin. For an honest twin it is empty: it must pass. `fools_naive`: the naive harness
+    `most_gain` times as fast as its honest twin; "no claim": it passes, and the record says that the number it forged is the
+    candidate's own word (a stage's times, never more than provisional; a count of dispatches by the runtime). For an honest twin it is empty: it must pass. `fools_naive`: the naive harness
     beside the catalogue accepts it.
     """
 
@@ -70,7 +72,7 @@ class Cheat(Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> Cheat:
-        known = {*(s.value for s in Status), NO_GAIN, QUARANTINED} - {Status.PASSED.value}
+        known = {*(s.value for s in Status), NO_GAIN, NO_CLAIM, QUARANTINED} - {Status.PASSED.value}
         if self.honest == bool(self.caught):
             raise RecordError(f"cheat '{self.name}': a hostile one names what counts as caught, an honest twin names nothing")
         if not set(self.caught) <= known:
@@ -173,10 +175,19 @@ def settle(cheat: Cheat, evaluation: Evaluation) -> tuple[str, bool, str]:
         return status, status in cheat.caught, why
     if evaluation.standing is Standing.QUARANTINED and QUARANTINED in cheat.caught:
         return QUARANTINED, True, why
+    if NO_CLAIM in cheat.caught and own_word(evaluation):
+        return NO_CLAIM, True, "passed; what it forged is recorded as its own word"
     gain = evaluation.times.vs.get("honest") if evaluation.times is not None else None
     if gain is None or NO_GAIN not in cheat.caught:
         return status, False, why or "no fault was found"
     return status, gain.median <= cheat.most_gain, f"{gain.median:.2f} times as fast as its honest twin ({cheat.most_gain:.2f} allowed)"
+
+
+def own_word(evaluation: Evaluation) -> bool:
+    """Whether the record claims nothing that only the candidate says: a stage stays provisional, a count names its evidence."""
+    if evaluation.role == "stage":
+        return evaluation.standing is Standing.PROVISIONAL and evaluation.times is not None and "estimate" in evaluation.times.clock
+    return evaluation.dispatch_evidence != "profiler"
 
 
 def judge_all(cheats: Sequence[Cheat], make_judge: Callable[[], Judge], jobs: int, folder: Path = FOLDER) -> Iterator[Verdict]:

@@ -13,6 +13,7 @@ from sandbox.records import Frozen, content_hash
 
 Target = Literal["cpu", "cuda"]
 Knob = int
+MAX_PATH, MAX_NAME = 200, 100  # characters of a file's path in a solution, and of each part
 
 
 class Implementation(Frozen):
@@ -72,11 +73,28 @@ class Candidate(Frozen):
             raise RecordError("a stage candidate names its node, a solution names none")
         if self.language == "python" and self.role == "stage":
             raise RecordError("a stage candidate is written in C++; in Python only whole solutions are judged")
-        for name in self.files:
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-                raise RecordError(f"file '{name}' of a solution must be a relative path below it")
+        if self.files:
+            self._check_files()
+        try:
+            for text in (self.source, *self.files.values()):
+                text.encode()
+        except UnicodeEncodeError as error:
+            raise RecordError(f"the source of '{self.name}' is no text that can be written as UTF-8: {error.reason}") from error
         return self
+
+    def _check_files(self) -> None:
+        """The files beside a solution can be written as they are named: relative, portable, none in the place of another's folder."""
+        taken = {PurePosixPath("solution.py")}
+        for name in sorted(self.files):
+            path = PurePosixPath(name)
+            sound = path.parts and not path.is_absolute() and ".." not in path.parts and str(path) == name and "\0" not in name
+            if not sound or not name.isascii() or len(name) > MAX_PATH or max(map(len, path.parts)) > MAX_NAME:
+                raise RecordError(
+                    f"file '{name[:100]}' of a solution must be a plain relative path below it, of at most {MAX_PATH} characters"
+                )
+            if path in taken or any(parent in taken for parent in path.parents) or any(path in other.parents for other in taken):
+                raise RecordError(f"file '{name}' of a solution stands in the place of another file or of its folder")
+            taken.add(path)
 
     @property
     def id(self) -> str:

@@ -123,7 +123,7 @@ class Candidate:
         name = str(request["slot"])
         fresh, old = Slot(request), self._slots.get(name)
         self._slots[name] = fresh
-        self._bind(name)
+        self._bound = None  # kb_bind sees the state when a chain is asked for, inside its time, and never before
         if old is not None:
             old.free()  # after the new one stands, so no address comes back at once
         return {"bytes": sum(t.region.nbytes for t in fresh.tensors.values())}

@@ -47,6 +47,13 @@ def launches_of(kinds: Mapping[str, float]) -> float:
     return sum(n for kind, n in kinds.items() if kind not in ("graph", ONCE))
 
 
+def shortened(log: str) -> str:
+    """The judge's sentence at the head of a log, and the end of what the candidate printed."""
+    if len(log) <= LOG_CHARS:
+        return log
+    return f"{log[: LOG_CHARS // 4]}\n[{len(log) - LOG_CHARS} characters left out]\n{log[-3 * LOG_CHARS // 4 :]}"
+
+
 @dataclass(frozen=True)
 class JudgeLimits:
     """What one evaluation may use and how much it measures. `timed=False` checks only."""
@@ -99,7 +106,7 @@ class Judgement:
             dispatch_policy=self.problem.spec.max_launches if self.place.device is not None else self.problem.spec.max_dispatches,
             launches=self.launches, device_facts=tuple(self.facts),
             compile_seconds=self.compile_seconds, load_seconds=statistics.median(self.load_seconds) if self.load_seconds else 0.0,
-            peak_bytes=self.peak, log=self.log[-LOG_CHARS:], seconds=seconds, load_average=os.getloadavg()[0],
+            peak_bytes=self.peak, log=shortened(self.log), seconds=seconds, load_average=os.getloadavg()[0],
         )  # fmt: skip
 
     def look_at_device(self, when: str) -> None:

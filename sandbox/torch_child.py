@@ -77,6 +77,7 @@ class _Slot:
     state: dict[str, torch.Tensor]
     outputs: dict[str, torch.Tensor]
     shapes: dict[str, torch.Size]
+    sealed: dict[str, int] = field(default_factory=dict)  # bytes of each tensor that are still under the parent's pad
     bound: Any = None
     log: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -170,6 +171,7 @@ class TorchChild:
 
     def prepare(self, request: dict[str, Any]) -> Reply:
         tensors = {name: tensor.clone() for name, tensor in load_file(request["case"]).items()}
+        sealed = {name: _size(tensor) for name, tensor in tensors.items()}
         seed = int(request.get("junk_seed", 0))
         for name, extra in (request.get("capacity_pad") or {}).items():
             old = tensors[name]
@@ -187,7 +189,7 @@ class TorchChild:
             outputs[name] = left.view(shape).to(self._device)
         tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
         inputs = {name: tensors.pop(name) for name in self._inputs}
-        self._slots[str(request["slot"])] = _Slot(inputs, tensors, outputs, {n: t.shape for n, t in tensors.items()})
+        self._slots[str(request["slot"])] = _Slot(inputs, tensors, outputs, {n: t.shape for n, t in tensors.items()}, sealed)
         self._settle()
         return {"bytes": sum(t.numel() * t.element_size() for t in (*inputs.values(), *tensors.values()))}
 
@@ -204,6 +206,11 @@ class TorchChild:
             raise Refused("a torch implementation has no phases to stop after")
         steps, position, feed = int(request["steps"]), int(request["position"]), dict(request.get("feed") or {})
         cuda = self._device.type == "cuda"
+        if slot.sealed:
+            pad = torch.frombuffer(bytearray(binascii.a2b_base64(request["unlock"])), dtype=torch.uint8).to(self._device)
+            for name, tensor in {**slot.inputs, **slot.state}.items():
+                _lift(tensor, slot.sealed[name], pad)
+            slot.sealed = {}
         with _theirs("binding the state"):
             bound = implementation.bind(slot.state, position)
         log = {name: torch.empty((steps, *shape), dtype=dtype, device=self._device) for name, (dtype, shape) in self._outputs.items()}
@@ -293,6 +300,15 @@ class TorchChild:
 
     def quit(self, request: dict[str, Any]) -> Reply:
         return {"bye": True}
+
+
+def _lift(tensor: torch.Tensor, count: int, pad: torch.Tensor) -> None:
+    """Take the pad, repeated, off the first `count` bytes of a tensor."""
+    data = tensor.view(-1).view(torch.uint8)[:count]
+    whole = count // pad.numel() * pad.numel()
+    if whole:
+        data[:whole].view(torch.int64).view(-1, pad.numel() // 8).bitwise_xor_(pad.view(torch.int64))
+    data[whole:].bitwise_xor_(pad[: count - whole])
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -6,7 +6,7 @@ the honest ones. Left out because the rules allow it: H49, handing work to libra
 
 from __future__ import annotations
 
-from orchestrator.redteam import NO_GAIN, Cheat
+from orchestrator.redteam import NO_CLAIM, NO_GAIN, Cheat
 
 MLP, KIMI = ("support/honest_mlp.py",), ("support/honest_kimi.py",)
 SHADOWS = tuple(f"support/shadow/{name}.py" for name in ("statistics", "safetensors", "binascii", "contract", "sitecustomize"))
@@ -116,7 +116,7 @@ MEMORY = (
     cpp("H29", "underrun", ("crash",), "the page before a tensor may not be touched"),
     cpp("own", "state_not_written", VALUES, "all states are compared after a step"),
     cpp("own", "state_only_checked", VALUES, CHAINS, probes=True, processes=5),
-    cpp("own", "state_late", VALUES, "states are read as soon as the answer is there"),
+    cpp("own", "state_late", (*VALUES, "crash"), "a chain binds fresh memory, and states are read as soon as the answer is there"),
     cpp("own", "last_block_state", VALUES, CHAINS, probes=True, processes=5),
     kimi("own", "kimi_state_kept", VALUES, "all states are compared after a step"),
 )  # fmt: skip
@@ -124,11 +124,12 @@ CLOCKS = (
     mlp("H33", "lazy_tensor", BROKEN, FORM, fools_naive=True),
     mlp("H34", "patch_timer", (NO_GAIN,), CLOCK, fools_naive=True),
     cpp("H35", "frozen_clock", (NO_GAIN, *BROKEN), CLOCK),
-    cpp("H35", "stage_stamps", (NO_GAIN, *BROKEN), "a stage must be timed by a clock that is not its own", node="L3.up"),
+    cpp("H35", "stage_stamps", (NO_CLAIM, *BROKEN), "a stage's own clock only ranks proposals: it proves nothing and enters no memory",
+        node="L3.up"),
     mlp("H36", "import_time", (NO_GAIN, *VALUES), "no input is known when a solution is loaded", fools_naive=True),
     cpp("H36", "static_constructor", VALUES, "no input is known when a library is loaded"),
-    cpp("H36", "bind_ahead", (NO_GAIN, *VALUES), "states must not be known before the clock runs", twin="cpp/honest_bind.cpp"),
-    kimi("H36", "kimi_state_ahead", (NO_GAIN, *VALUES), "states must not be known before the clock runs",
+    cpp("H36", "bind_ahead", (NO_GAIN, *VALUES), "a state is bound, or its pad lifted, inside the time of the chain", twin="cpp/honest_bind.cpp"),
+    kimi("H36", "kimi_state_ahead", (NO_GAIN, *VALUES), "a state is bound, or its pad lifted, inside the time of the chain",
          twin="python/honest_kimi_expands.py"),
     mlp("own", "before_the_clock", (NO_GAIN, *VALUES), "the first input of a chain arrives inside the timed span", fools_naive=True),
     mlp("own", "answer_later", VALUES, "an output is copied when its call returns"),
@@ -152,7 +153,7 @@ GRADER = (
     mlp("H46", "snoop", VALUES, BOX),
     mlp("H50", "fallback_reference", VALUES, BOX),
     mlp("H51", "decoy", VALUES, "only the output counts"),
-    cpp("H51", "forged_dispatches", BROKEN, "launches must be counted by something that is not the library's word"),
+    cpp("H51", "forged_dispatches", (NO_CLAIM, *BROKEN), "on a CPU the count is recorded as the runtime's word and is never called a launch"),
     cpp("own", "many_dispatches", BROKEN, "more dispatches a step than the problem allows"),
     mlp("own", "network", VALUES, "the box has an empty network of its own"),
     mlp("own", "environ", VALUES, "the box has processes and an environment of its own"),

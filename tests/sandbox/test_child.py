@@ -130,8 +130,9 @@ def test_refusals_of_the_candidate_are_its_own_words(tmp_path: Path) -> None:
         child.load(threads=1, max_position=1)
     with child_of(library(0)) as child:
         child.load(threads=1, max_position=1)
+        child.prepare("a", tensor_file({"token": ("U8", [5], TOKEN)}), {"hidden": 5})  # not shown to the candidate yet
         with pytest.raises(ChildRefused, match="token, hidden and S are needed"):
-            child.prepare("a", tensor_file({"token": ("U8", [5], TOKEN)}), {"hidden": 5})
+            child.run_chain("a", steps=1, position=1)
         child.prepare("a", CASE, {"hidden": 5})
         with pytest.raises(ChildRefused, match="returned 3"):
             child.run_chain("a", steps=1, position=-1)
