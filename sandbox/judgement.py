@@ -269,7 +269,8 @@ class Judgement:
         self.look_at_device("after timing")
         # Where the truth costs more than the candidate, one chain to its end and a share of the others; nobody knows which before.
         whole, share_of = secret.randrange(len(measured.chains)), problem.spec.verified_steps.get(problem.size)
-        for number, ((case, steps, collected), (name, _, weights)) in enumerate(zip(measured.chains, drawn, strict=False)):
+        for number, (case, steps, collected, process) in enumerate(measured.chains):
+            name, _, weights = drawn[process]
             length = steps if number == whole or share_of is None else min(steps, share_of)
             with working(place.cpus):
                 fault, clear = verify_chain(problem, weights, case, length, collected)

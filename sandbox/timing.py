@@ -72,7 +72,7 @@ class Measured:
     pairs: dict[str, list[list[tuple[float, float]]]] = field(default_factory=dict)
     short: list[tuple[int, float]] = field(default_factory=list)
     long: list[tuple[int, float]] = field(default_factory=list)
-    chains: list[tuple[Any, int, Collected]] = field(default_factory=list)  # one verified chain a process
+    chains: list[tuple[Any, int, Collected, int]] = field(default_factory=list)  # to be verified, each with the number of its process
     dispatches: list[float] = field(default_factory=list)  # per step on the timed path, one count a process, by our runtime
     launches: list[dict[str, float]] = field(default_factory=list)  # per step, by kind or kernel, one count a process, by the profiler
     device: list[list[float]] = field(default_factory=list)  # seconds per step between device events: the slope over two chains, by process
@@ -176,7 +176,7 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
                         # Collected every time: its hash must be the one the child gave when the clock stopped.
                         collected = child.collect("timed", timeout)
                         if round_ == keep:
-                            out.chains.append((start, lengths[1], collected))
+                            out.chains.append((start, lengths[1], collected, number))
                     else:
                         rival, other = turn
                         theirs[rival.name] = as_ours(lambda: _rival_seconds(rival, other, problem, lengths, on_device, rows, timeout))  # noqa: B023
@@ -191,8 +191,9 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
                 counted = []
                 for length in (effort.short, effort.long):
                     length += secrets.randbelow(min(effort.spread, effort.long - effort.short - 1) + 1)
-                    counted.append((length, chain(length, profile=True)[0].launches or {}))
-                    child.collect("timed", timeout)
+                    profiled, start = chain(length, profile=True)
+                    counted.append((length, profiled.launches or {}))
+                    out.chains.append((start, length, child.collect("timed", timeout), number))  # a count of wrong steps counts nothing
                 out.launches.append(launches_per_step(*counted))
             for name, group in paired.items():
                 out.pairs[name].append(group)
