@@ -15,7 +15,12 @@ from .definition import Dims, make_case
 from .reference import Truth
 from .tolerance import FLOORS, RMS_FACTOR, Outcome, device_of, moved, routes_clearly, tensor_error
 
-MAX_SHARE = 0.3  # of the change of a later block's state over a chain; honest implementations stay below 0.1
+MAX_SHARE = 0.3  # of the change of a later block's state over a chain; honest implementations stay below 0.01, and 0.1 where S grows
+
+
+# Under weights that make the delta rule strong (`kda_focus`) S grows by orders of magnitude over a chain, and so do honest errors, by luck:
+# two honest implementations were seen to differ by twice. There only a gross fault can be told from them.
+GROWTH, GROWN_ERROR, GROWN_SHARE = 4.0, 0.1, 0.6
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,18 @@ def _share_of_change(before: Tensor, exact: Tensor, got: Tensor, grows: bool) ->
     return share if share == share else float("inf")  # not a number is as far off as can be
 
 
+def _state_fault(name: str, before: Tensor, exact: Tensor, honest: Tensor, got: Tensor) -> str:
+    """What is wrong with a state after a chain, or an empty string."""
+    rows = slice(0, exact.shape[0])
+    grown = not growing(name) and float(exact.norm()) > GROWTH * float(before.norm())
+    if not name.startswith("blocks.0."):
+        share, most = _share_of_change(before, exact, got[rows], growing(name)), GROWN_SHARE if grown else MAX_SHARE
+        return "" if share <= most else f"is off by {share:.2g} of what the chain changes; allowed {most}"
+    mine, honest_error = tensor_error(exact, got[rows]).relative, max(tensor_error(exact, honest[rows]).relative, FLOORS["bf16"])
+    allowed = max(2 * RMS_FACTOR * honest_error, GROWN_ERROR if grown else 0.0)
+    return "" if mine <= allowed else f"has a relative error of {mine:.3g}; allowed {allowed:.3g}"
+
+
 def verify_chain(dims: Dims, weights: Mapping[str, Tensor], begun: Start, position: int, made: Sequence[Mapping[str, Tensor]],
                  state: Mapping[str, Tensor] | None) -> tuple[str, int]:  # fmt: skip
     """Compare the outputs of a timed chain with the truth: (what is wrong or "", steps that could be compared).
@@ -91,15 +108,10 @@ def verify_chain(dims: Dims, weights: Mapping[str, Tensor], begun: Start, positi
     # The first block's state depends on no routing, so it must be right whatever the experts did. Later ones hold steps in which experts
     # nearly tied, so they can only be compared roughly: one expert more or less moves a step's share of them by a few percent.
     states = [moved(left, torch.device("cpu")) for left in states]
-    for name, exact_state in states[0].items():
-        if state is not None and name.startswith("blocks.0."):
-            rows = slice(0, exact_state.shape[0])
-            mine = tensor_error(exact_state, state[name][rows]).relative
-            allowed = RMS_FACTOR * max(tensor_error(exact_state, states[1][name][rows]).relative, FLOORS["bf16"])
-            if not mine <= allowed:
-                return f"{name} after a timed chain of {len(made)} steps has a relative error of {mine:.3g}; allowed {allowed:.3g}", len(
-                    own
-                )
+    for name, exact_state in states[0].items() if state is not None else ():
+        fault = _state_fault(name, begun.state[name], exact_state, states[1][name], state[name])
+        if fault:
+            return f"{name} after a timed chain of {len(made)} steps {fault}", len(own)
     if not own:
         return "", 0
     median, worst = RMS_FACTOR * statistics.median(honest), 2 * RMS_FACTOR * max(honest)
