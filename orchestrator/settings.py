@@ -37,7 +37,7 @@ class CampaignSettings(Frozen):
     minutes: float = Field(default=4.75, gt=0)  # for the whole campaign, the end included
     candidates: int = Field(default=90, gt=0)  # judged at most
     rounds: int = Field(default=4, gt=0)  # of screening, admission and plans
-    screened: int = Field(default=24, gt=0)  # stages judged alone in a round before their best are tried together
+    screened: int = Field(default=44, gt=0)  # stages judged alone in a round before their best are tried together
     patience: int = Field(default=6, gt=0)  # evaluations of a stage without a better one before it is left alone
     batch: int = Field(default=3, gt=0)  # proposals of a specialist at a time
     plans: int = Field(default=2, ge=0)  # rewritten plans judged per round

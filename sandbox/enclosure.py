@@ -6,6 +6,7 @@ unprivileged uid with no file-system wall. `joined` and `limited` wrap any of th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,21 @@ def system_binds() -> tuple[list[str], list[tuple[str, str]]]:
     return folders + [p for p in _PUBLIC if Path(p).exists()], links
 
 
+def submounts(folders: Sequence[str], mountinfo: str) -> list[str]:
+    """Mount points strictly below these folders, outer ones first; mountinfo as in /proc/self/mountinfo.
+
+    A GPU's driver is often mounted into a container below /usr, as a folder or file by file, and a plain bind leaves such
+    places empty."""
+    found = set()
+    for line in mountinfo.splitlines():
+        fields = line.split(" ")
+        if len(fields) > 4:
+            point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+            if any(Path(folder) in Path(point).parents for folder in folders):
+                found.add(point)
+    return sorted(found)
+
+
 def bwrap_argv(bwrap: str, box: Enclosure, seccomp_fd: int | None = None) -> list[str]:
     """Prefix for bubblewrap. Start it with an *empty* environment: pid 1 inside is bwrap itself."""
     argv = [bwrap, "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
@@ -84,7 +100,7 @@ while [ "$1" != -- ]; do
     link) ln -s "$from" "$root$to" ;;
     rw) mkdir -p "$root$to"; mount --bind "$from" "$root$to"; mount -o remount,bind,nosuid,nodev "$root$to" ;;
     dev) : > "$root$to"; mount --bind "$from" "$root$to" ;;
-    ro) if [ -d "$from" ]; then mkdir -p "$root$to"; else : > "$root$to"; fi
+    ro) if [ -d "$from" ]; then mkdir -p "$root$to"; elif [ ! -e "$root$to" ]; then : > "$root$to"; fi
         mount --bind "$from" "$root$to"; mount -o remount,bind,ro,nosuid,nodev "$root$to" ;;
   esac
 done
@@ -117,6 +133,8 @@ def namespaces_argv(root: Path, box: Enclosure, uid: int | None) -> list[str]:
         drop += f" --reuid={uid} --regid={uid} --clear-groups"
     argv += ["--", "/bin/sh", "-c", _BUILD_ROOT, "kernelbraid", str(root), drop, str(box.tmp_bytes)]
     folders, links = system_binds()
+    if box.devices:
+        folders += [p for p in submounts(folders, Path("/proc/self/mountinfo").read_text()) if Path(p).exists()]
     for folder in folders:
         argv += ["ro", folder, folder]
     for target, name in links:

@@ -85,7 +85,8 @@ class Box:
     ) -> None:
         """readonly: (existing path here, absolute path inside). scratch: parent of the box's private folder.
 
-        environment is all the command sees beside PATH, HOME, TMPDIR and LANG. devices are bound with access.
+        environment is all the command sees beside PATH, HOME, TMPDIR and LANG. devices are bound with access; with any,
+        the addresses of the box are not limited, only its memory.
         """
         self.limits, self.walls = limits, walls
         for source, inside in readonly:
@@ -93,6 +94,8 @@ class Box:
                 raise BoxError(f"cannot show {source} as {inside}: it must exist, and {inside} be absolute")
         binds = tuple((source.resolve(), inside) for source, inside in readonly)
         self.notes: list[str] = []
+        if devices and walls.cgroups.memory is None:
+            self.notes.append("memory not held: a device needs far more addresses than memory, and there is no control group")
         self._folder = PrivateFolder(scratch or default_root(in_memory=walls.cgroups.memory is not None), self._wants_uid(binds))
         self._cgroup: Cgroup | None = None
         self._process: subprocess.Popen[bytes] | None = None

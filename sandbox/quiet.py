@@ -12,9 +12,11 @@ import contextlib
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from sandbox.device_lock import announced, to_stderr
 from sandbox.errors import UnavailableError
 
 
@@ -41,17 +43,27 @@ def _open(path: Path) -> int:
         raise UnavailableError(f"cannot lock a CPU for timing: {error}; remove {path.parent} if nobody uses it") from error
 
 
+def _take(fd: int, mode: int, blocked: Callable[[int], None]) -> None:
+    try:
+        fcntl.flock(fd, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        blocked(fd)
+        fcntl.flock(fd, mode)  # the kernel keeps the queue, and lets go for the dead
+
+
 @contextlib.contextmanager
-def _held(what: Sequence[int | str], mode: int) -> Iterator[None]:
-    """The locks of these CPUs or devices in ascending order, so that two holders never wait for each other."""
+def _held(what: Sequence[int | str], mode: int, blocked: Callable[[int], None] = lambda fd: None) -> Iterator[None]:
+    """The locks of these CPUs or devices in ascending order, so that two holders never wait for each other.
+
+    blocked is called with the descriptor of a lock that somebody else has, before we wait for it."""
     folder = lock_folder()
     with contextlib.ExitStack() as stack:
         for name in sorted(set(what)):
             gate, lock = (_open(folder / f"{name}.{kind}") for kind in ("gate", "lock"))
             stack.callback(os.close, lock)
             try:
-                fcntl.flock(gate, fcntl.LOCK_EX)
-                fcntl.flock(lock, mode)
+                _take(gate, fcntl.LOCK_EX, blocked)
+                _take(lock, mode, blocked)
             finally:
                 if mode == fcntl.LOCK_EX:
                     stack.callback(os.close, gate)  # held to the end: workers queue behind whoever times
@@ -70,9 +82,18 @@ def timing(cpus: Sequence[int]) -> contextlib.AbstractContextManager[None]:
     return _held(cpus, fcntl.LOCK_EX)
 
 
-def on_device(uuid: str) -> contextlib.AbstractContextManager[None]:
-    """A GPU for oneself: what is judged on it shares it with nothing of ours."""
-    return _held([uuid], fcntl.LOCK_EX)
+@contextlib.contextmanager
+def on_device(uuid: str, say: Callable[[str], None] = to_stderr) -> Iterator[float]:
+    """A GPU for oneself: what is judged on it shares it with nothing of ours. Not reentrant.
+
+    Yields the seconds spent waiting: they are nobody's work. Meanwhile `say` is told who holds the device, at once and then
+    every half minute.
+    """
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        with announced(f"GPU {uuid}", say) as blocked:
+            stack.enter_context(_held([uuid], fcntl.LOCK_EX, blocked))
+        yield time.monotonic() - began
 
 
 @contextlib.contextmanager
