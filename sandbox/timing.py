@@ -47,6 +47,7 @@ class Effort:
     long: int = 40
     spread: int = 8
     read_pairs: int = 40
+    level: float = 0.95  # of the intervals of ratios
 
     def for_step(self, seconds: float) -> Effort:
         """The same with chains as short as a step of this time allows."""
@@ -68,6 +69,7 @@ class Rival:
 class Measured:
     """Raw samples: seconds per step of the candidate and of each rival, paired, by process."""
 
+    level: float = 0.95
     own: list[list[float]] = field(default_factory=list)
     pairs: dict[str, list[list[tuple[float, float]]]] = field(default_factory=dict)
     short: list[tuple[int, float]] = field(default_factory=list)
@@ -84,7 +86,7 @@ class Measured:
 
     def speedups(self) -> dict[str, Interval]:
         """Rival seconds over candidate seconds, by rival."""
-        return {name: interval(ratios(groups), f"speedup vs {name}") for name, groups in self.pairs.items()}
+        return {name: interval(ratios(groups), f"speedup vs {name}", self.level) for name, groups in self.pairs.items()}
 
     def device_interval(self) -> Interval | None:
         """Seconds per step between device events, as the candidate's process says."""
@@ -138,7 +140,7 @@ def measure(problem: Problem, open_candidate: Callable[[], ChildProcess], rivals
             rows: int, probes: Sequence[str], on_device: bool = False, say: Callable[[str], None] = lambda text: None) -> Measured:  # fmt: skip
     """Fresh processes, `effort.pairs` interleaved rounds in each; the order of a round alternates. probes: how the starts of each
     process are drawn. on_device: device times and launches are taken too, instead of our runtime's dispatches."""
-    out = Measured(pairs={r.name: [] for r in rivals})
+    out = Measured(level=effort.level, pairs={r.name: [] for r in rivals})
     for number in range(effort.processes):
         say(f"  timing: process pair {number + 1} of {effort.processes}")
         with contextlib.ExitStack() as stack:
