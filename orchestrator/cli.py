@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from orchestrator import cli_memory, cli_problems, cli_skills
+from orchestrator import cli_judge, cli_memory, cli_problems, cli_skills
 from orchestrator.cli_errors import plain_errors
 from orchestrator.cli_evaluate import evaluate
 from orchestrator.cli_redteam import redteam
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.add_typer(cli_memory.app, name="memory")
 app.add_typer(cli_skills.app, name="skills")
 app.add_typer(cli_problems.app, name="problems")
+app.add_typer(cli_judge.app, name="judge")
 app.command()(evaluate)
 app.command()(redteam)
 FOLDERS = "choose other folders with --runs and --cache"

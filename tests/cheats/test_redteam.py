@@ -20,8 +20,8 @@ from sandbox.judge import Judge
 HERE = Path(__file__).resolve().parent
 CHEATS = {c.name: c for c in load_catalogue()}
 # One of each family, the quick ones.
-DOZEN = ("fingerprint_memo", "counter_late", "sniff_request", "dtype_wide", "comparator", "scribble_input", "early_reply", "network",
-         "answer_later_cpp", "state_not_written_cpp", "plugin_flag_cpp", "memory_hog_cpp", "honest_workspace", "honest_kernel_cpp")  # fmt: skip
+DOZEN = ("fingerprint_memo", "counter_late", "dtype_wide", "comparator", "scribble_input", "network", "answer_later_cpp",
+         "state_not_written_cpp", "plugin_flag_cpp", "memory_hog_cpp", "honest_workspace", "honest_kernel_cpp")  # fmt: skip
 
 
 def test_every_cheat_has_its_file_and_says_what_it_does() -> None:
