@@ -334,6 +334,9 @@ class Judgement:
         if gap > allowed:
             self.log = f"quarantined: the slope over chain lengths lies {gap:.0%} above the reported step time (allowed {allowed:.0%})"
             return Standing.QUARANTINED
+        if self.place.device is not None and (self.limits.max_launches is not None or self.limits.graphs):
+            self.log = "provisional: judged under another launch policy than the problem's"
+            return Standing.PROVISIONAL
         return Standing.CONFIRMED if len(measured.own) >= 5 else Standing.PROVISIONAL
 
     def inspect(self, child: ChildProcess) -> tuple[tuple[PhaseTime, ...], Interval | None]:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from sandbox.candidate import Candidate
 from sandbox.checking import NAMES, cache_pads, case_file
-from sandbox.device import Device, device_nodes, driver_folders
+from sandbox.device import Device
+from sandbox.device_box import view_of
 from sandbox.isolation import Limits
 from sandbox.problem import Problem
 from sandbox.records import content_hash
@@ -35,16 +36,16 @@ CUDA_MEMORY = 48 << 30
 
 def device_options(device: Device) -> dict[str, Any]:
     """What a box with PyTorch must see of a device: its nodes, the driver's libraries, and the CUDA compiler on the path."""
-    folders = driver_folders()
+    view = view_of(device)
     toolkit = next((p for p in (Path("/usr/local/cuda"), Path("/opt/cuda")) if (p / "bin" / "nvcc").exists()), None)
     path = [str(Path(sys.executable).parent), *([str(toolkit / "bin")] if toolkit else []), "/usr/bin", "/bin"]
-    environment = {"LD_LIBRARY_PATH": ":".join(map(str, folders)), "CUDA_VISIBLE_DEVICES": "0", "PATH": ":".join(path), "MAX_JOBS": "4"}
+    environment = {**view.environment, "PATH": ":".join(path), "MAX_JOBS": "4"}
+    shown = list(view.readonly)
     if toolkit:
         environment["CUDA_HOME"] = str(toolkit)
-    shown = [
-        (folder, str(folder)) for folder in (*folders, *([toolkit.resolve()] if toolkit else [])) if Path("/usr") not in folder.parents
-    ]
-    return {"devices": device_nodes(device), "environment": environment, "readonly": shown, "start_timeout_s": 120.0}
+        if not toolkit.resolve().is_relative_to("/usr"):
+            shown.append((toolkit.resolve(), str(toolkit.resolve())))
+    return {"devices": view.devices, "environment": environment, "readonly": shown, "start_timeout_s": 120.0}
 
 
 def form_of(problem: Problem) -> dict[str, Any]:
